@@ -1,0 +1,36 @@
+package wal
+
+import (
+	"testing"
+
+	"github.com/lni/dragonboat/v4/config"
+	"github.com/lni/dragonboat/v4/raftpb"
+	"github.com/stretchr/testify/require"
+)
+
+func TestStockPebbleThroughTheDoor(t *testing.T) {
+	var last [4]uint64
+	nhc := config.NodeHostConfig{NodeHostDir: t.TempDir()}
+	require.NoError(t, Configure(&nhc, Options{Kind: KindPebble, OnLastEntry: func(s, r, i, term uint64) {
+		last = [4]uint64{s, r, i, term}
+	}}))
+	require.Equal(t, uint64(1), nhc.Expert.LogDB.Shards)
+	require.Equal(t, uint64(1), nhc.Expert.Engine.ExecShards)
+	require.NoError(t, nhc.Prepare())
+	l, err := nhc.Expert.LogDBFactory.Create(nhc, nil, []string{t.TempDir()}, []string{t.TempDir()})
+	require.NoError(t, err)
+	require.NoError(t, l.SaveRaftState([]raftpb.Update{{
+		ShardID: 1, ReplicaID: 2, State: raftpb.State{Term: 3, Commit: 1},
+		EntriesToSave: []raftpb.Entry{{Index: 1, Term: 3}},
+	}}, 1))
+	require.Equal(t, [4]uint64{1, 2, 1, 3}, last)
+	require.NoError(t, l.Close())
+}
+
+func TestOptionsValidateJoinsEveryProblem(t *testing.T) {
+	o := Options{Kind: "floppy", SegmentBytes: 1, ExecWorkers: 1000}
+	err := o.Validate()
+	require.ErrorContains(t, err, "floppy")
+	require.ErrorContains(t, err, "SegmentBytes")
+	require.ErrorContains(t, err, "ExecWorkers")
+}
