@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
@@ -115,22 +116,30 @@ func (s *Store) pebbleOptions() *pebble.Options {
 	return o
 }
 
-// events: the default listener would end the process on a damaged block, which is one shard's trouble.
+// events: the default listener would end the process on a damaged block, which is one shard's trouble. Pebble tells
+// the end of a flush with an error also when there was nothing to write; it repeats only real ones as background
+// errors. Both calls come one after the other under Pebble's own lock.
 func (s *Store) events() *pebble.EventListener {
+	var mu sync.Mutex
+	var flushErr error
 	return &pebble.EventListener{
-		BackgroundError: func(err error) { s.logErrorf("store: background: %v", err) },
+		FlushEnd: func(i pebble.FlushInfo) {
+			mu.Lock()
+			defer mu.Unlock()
+			flushErr = i.Err
+		},
+		BackgroundError: func(err error) {
+			mu.Lock()
+			failed := err == flushErr
+			mu.Unlock()
+			if failed {
+				s.fatal(fmt.Errorf("flush: %w", err))
+				return
+			}
+			s.backgroundError(err)
+		},
 		DataCorruption: func(i pebble.DataCorruptionInfo) {
 			s.backgroundError(fmt.Errorf("damaged file %s: %w", i.Path, i.Details))
-		},
-		CompactionEnd: func(i pebble.CompactionInfo) {
-			if i.Err != nil && !errors.Is(i.Err, pebble.ErrCancelledCompaction) {
-				s.backgroundError(fmt.Errorf("compaction: %w", i.Err))
-			}
-		},
-		FlushEnd: func(i pebble.FlushInfo) {
-			if i.Err != nil {
-				s.fatal(fmt.Errorf("flush: %w", i.Err))
-			}
 		},
 	}
 }
