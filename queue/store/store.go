@@ -100,7 +100,11 @@ func (s *Store) checkFormat() error {
 	key := append(appendPrefix(nil, 0, 0), recordOwn)
 	v, closer, err := s.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
-		return s.db.Set(key, []byte{formatVersion}, pebble.NoSync)
+		b := s.db.NewBatch()
+		if err := b.Set(key, []byte{formatVersion}, nil); err != nil {
+			return errors.Join(err, b.Close())
+		}
+		return s.commit(b)
 	}
 	if err != nil {
 		return err

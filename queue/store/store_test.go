@@ -8,7 +8,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"github.com/stretchr/testify/require"
@@ -375,7 +374,9 @@ func TestOpenRefuses(t *testing.T) {
 
 	fs := vfs.NewMem()
 	s := open(t, fs)
-	require.NoError(t, s.db.Set(append(appendPrefix(nil, 0, 0), recordOwn), []byte{2}, pebble.NoSync))
+	b := s.db.NewBatch()
+	require.NoError(t, b.Set(append(appendPrefix(nil, 0, 0), recordOwn), []byte{2}, nil))
+	require.NoError(t, s.commit(b))
 	require.NoError(t, s.Close())
 	_, err = Open("state", testOptions(fs))
 	require.ErrorContains(t, err, "start the newer one")
