@@ -1,0 +1,67 @@
+# Targets of TierQ. `make` alone lists them.
+.DEFAULT_GOAL := help
+
+GO ?= go
+# The packages whose races would lose messages; their tests run under the race detector too.
+CORE := ./queue ./queue/store ./queue/replica ./queue/home ./queue/client ./wal ./witness ./swarm ./host/catalog ./host/peer
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: build
+build: ## build ./tierq
+	$(GO) build -o tierq ./cmd/tierq
+
+.PHONY: test
+test: ## all tests, as CI runs them
+	$(GO) test ./...
+
+.PHONY: check
+check: fmt vet staticcheck generated tidy arch race ## what must hold for every commit (tests included)
+	$(GO) test -short ./...
+
+.PHONY: fmt
+fmt: ## fail on files that gofmt would change
+	@bad=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$bad" || { echo "not gofmt-clean:"; echo "$$bad"; exit 1; }
+
+.PHONY: vet
+vet: ## go vet
+	$(GO) vet ./...
+
+.PHONY: staticcheck
+staticcheck: ## staticcheck, at the version of go.mod
+	$(GO) tool staticcheck ./...
+
+.PHONY: generated
+generated: ## fail unless the generated code is fresh
+	$(GO) run ./queue/api/gen -check
+
+.PHONY: tidy
+tidy: ## fail unless go.mod and go.sum are tidy
+	$(GO) mod tidy -diff
+
+.PHONY: arch
+arch: ## the arrows between the packages
+	$(GO) test ./test/arch
+
+.PHONY: race
+race: ## the core packages' short tests under the race detector
+	$(GO) test -race -short $(CORE)
+
+.PHONY: fault-quick
+fault-quick: ## kill -9 scenarios with fixed seeds on real processes
+	$(GO) test -count=1 -run Fault ./test/fault -args -rounds=2
+
+.PHONY: soak
+soak: ## long fault runs with fresh seeds; never in CI
+	$(GO) test -count=1 -timeout=4h -run Fault ./test/fault -args -rounds=100
+
+.PHONY: bench
+bench: ## the benchmarks; prints ratios within one run
+	$(GO) test -run '^$$' -bench . -benchmem ./queue ./queue/home ./wal ./node
+
+.PHONY: fuzz
+fuzz: ## every decoder for 20 s each
+	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+		$(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime 20s $$p || exit 1; done; done

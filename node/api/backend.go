@@ -1,0 +1,235 @@
+// Package api serves tierq.v1: it translates between the protobuf and the fleet that a Backend stands for, forwards
+// what another host must answer, and turns refusals into error details. It knows neither Raft nor the disk.
+package api
+
+import (
+	"context"
+	"time"
+
+	"github.com/tierq/tierq/queue"
+)
+
+// Backend is what the listeners need of a host. Every method returns by its context's deadline. A method that must be
+// answered elsewhere returns *ElsewhereError and has had no effect. Refusals and failures are *code.Error.
+type Backend interface {
+	CreateQueue(ctx context.Context, r CreateQueue) (QueueInfo, bool, error)
+	ListQueues(ctx context.Context, prefix string) ([]QueueInfo, error)
+	// DescribeQueue reads the partitions' state where a replica is at hand, linearizably.
+	DescribeQueue(ctx context.Context, name string) (QueueInfo, error)
+	DeleteQueue(ctx context.Context, name string) error
+	Publish(ctx context.Context, r Publish) (PublishReply, error)
+
+	CreateGroup(ctx context.Context, r CreateGroup) (GroupInfo, error)
+	ListGroups(ctx context.Context, queue string) ([]GroupInfo, error)
+	DeleteGroup(ctx context.Context, queue, group string) error
+	ResetGroup(ctx context.Context, queue, group string, start queue.Start) (GroupInfo, error)
+	MoveGroup(ctx context.Context, queue, group string, toHost uint64) (GroupInfo, error)
+
+	Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch, error)
+	Settle(ctx context.Context, r Settle) ([]SettleResult, error)
+
+	ListDead(ctx context.Context, queue, group string, from queue.Address, limit int) ([]queue.DeadLetter, queue.Address, error)
+	RedriveDead(ctx context.Context, queue, group string, addresses []queue.Address) (redriven, skipped int, err error)
+	PurgeDead(ctx context.Context, queue, group string, addresses []queue.Address) (purged int, err error)
+
+	Fleet() Fleet
+	// Digest reads the digest of the local replica of a partition.
+	Digest(ctx context.Context, queue string, partition uint32) (ReplicaDigest, error)
+	BenchPropose(ctx context.Context, r BenchPropose) (BenchResult, error)
+}
+
+// ElsewhereError says that another host must answer a call: Host is where, PeerAPI how to get there.
+type ElsewhereError struct {
+	Host    uint64
+	PeerAPI string
+	// Cause is the refusal if the call may not be forwarded.
+	Cause error
+}
+
+func (e *ElsewhereError) Error() string { return e.Cause.Error() }
+
+// Unwrap returns the refusal.
+func (e *ElsewhereError) Unwrap() error { return e.Cause }
+
+// CreateQueue asks for a queue. Replicas 0 means what the fleet can hold.
+type CreateQueue struct {
+	Name        string
+	Options     queue.QueueOptions
+	Replicas    int
+	Witnesses   int
+	OperationID uint64
+}
+
+// QueueInfo is a queue as the catalog and, where known, its shards' states have it.
+type QueueInfo struct {
+	Name       string
+	ID         uint64
+	Options    queue.QueueOptions
+	Partitions []PartitionInfo
+	HasState   bool
+	Messages   uint64
+	Bytes      uint64
+	Delayed    uint64
+	Last       queue.Address
+	Groups     []GroupInfo
+}
+
+// PartitionInfo is one partition: its shard, its members, and who leads it now (0: nobody known).
+type PartitionInfo struct {
+	Number      uint32
+	Shard       uint64
+	Replicas    []ReplicaInfo
+	LeaderHost  uint64
+	LeaderAPI   string
+	Term        uint64
+	QuorumState uint32
+	DataCopies  uint32
+}
+
+// ReplicaInfo is one member of a shard.
+type ReplicaInfo struct {
+	Replica queue.ReplicaID
+	Host    uint64
+	Role    string
+	API     string
+}
+
+// Publish is one publish to one partition; Delays and TTLs are per message, nil for none.
+type Publish struct {
+	Queue     string
+	Partition uint32
+	Publish   queue.Publish
+	Delays    []time.Duration
+	TTLs      []time.Duration
+}
+
+// PublishReply is the outcome of an applied publish.
+type PublishReply struct {
+	Result     queue.PublishResult
+	Shard      uint64
+	Index      queue.Index
+	DataCopies uint32
+	LeaderHost uint64
+	LeaderAPI  string
+}
+
+// CreateGroup asks for a consumer group. HomeHost 0 lets the fleet choose.
+type CreateGroup struct {
+	Queue       string
+	Name        string
+	Config      queue.GroupConfig
+	Start       queue.Start
+	HomeHost    uint64
+	OperationID uint64
+}
+
+// GroupInfo is a consumer group and, at its home, what is in flight.
+type GroupInfo struct {
+	queue.GroupInfo
+	Queue    string
+	HomeHost uint64
+	HomeAPI  string
+	InFlight int
+	Waiting  int
+}
+
+// Receive asks a group's home for messages. Lease is nil for the group's own.
+type Receive struct {
+	Queue    string
+	Group    string
+	Max      int
+	MaxBytes int
+	Wait     time.Duration
+	Lease    *time.Duration
+	Consumer string
+	MinIndex queue.Index
+}
+
+// Delivery is one message handed out.
+type Delivery struct {
+	Message queue.StoredMessage
+	Receipt string
+	Attempt uint32
+	Lease   time.Duration
+}
+
+// SettleKind is what a settle does with its leases.
+type SettleKind int
+
+const (
+	SettleAck SettleKind = iota
+	SettleNack
+	SettleRelease
+	SettleReject
+	SettleExtend
+)
+
+func (k SettleKind) String() string {
+	return [...]string{"ack", "nack", "release", "reject", "extend"}[k]
+}
+
+// Settle settles leases by receipt. Delay is nil for the group's backoff.
+type Settle struct {
+	Kind     SettleKind
+	Queue    string
+	Group    string
+	Receipts []string
+	Delay    *time.Duration
+	Reason   string
+	Lease    time.Duration
+}
+
+// SettleResult answers one receipt: Err nil means OK.
+type SettleResult struct {
+	Address queue.Address
+	Already bool
+	Err     error
+}
+
+// Fleet is what a host knows of its fleet.
+type Fleet struct {
+	ID             string
+	Self           uint64
+	Version        string
+	Uptime         time.Duration
+	CatalogVersion uint64
+	CatalogLeader  uint64
+	CatalogTerm    uint64
+	Hosts          []HostInfo
+}
+
+// HostInfo is one host of the fleet; Silent is how long nothing was heard of it.
+type HostInfo struct {
+	ID     uint64
+	Role   string
+	API    string
+	Peer   string
+	Domain string
+	Alive  bool
+	Silent time.Duration
+}
+
+// ReplicaDigest is a full replica's digest at an applied index.
+type ReplicaDigest struct {
+	Shard   uint64
+	Replica queue.ReplicaID
+	Host    uint64
+	Applied queue.Index
+	Digest  [32]byte
+}
+
+// BenchPropose asks for a bare batched propose loop on a queue's shard.
+type BenchPropose struct {
+	Queue        string
+	MessageBytes int
+	Batch        int
+	InFlight     int
+	Duration     time.Duration
+}
+
+// BenchResult is what it reached.
+type BenchResult struct {
+	Commands, Messages int
+	Elapsed            time.Duration
+	P50, P99           time.Duration
+}

@@ -1,0 +1,352 @@
+package api
+
+import (
+	"context"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/tierq/tierq/queue"
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/api/tierq/v1/tierqv1connect"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// groupService implements tierq.v1.GroupService.
+type groupService struct{ *Server }
+
+func (s groupService) client(base string) tierqv1connect.GroupServiceClient {
+	return tierqv1connect.NewGroupServiceClient(s.forward, base, connect.WithGRPC())
+}
+
+// maxLease bounds a lease.
+const maxLease = 12 * time.Hour
+
+func (s groupService) CreateGroup(ctx context.Context, req *connect.Request[tierqv1.CreateGroupRequest]) (*connect.Response[tierqv1.CreateGroupResponse], error) {
+	m := req.Msg
+	if err := validGroup("name", m.GetName()); err != nil {
+		return nil, err
+	}
+	start, err := startOf(m.GetStart())
+	if err != nil {
+		return nil, err
+	}
+	g, err := s.backend.CreateGroup(ctx, CreateGroup{
+		Queue: m.GetQueue(), Name: m.GetName(), Config: groupConfig(m.GetConfig()), Start: start, HomeHost: m.GetHomeHost(), OperationID: m.GetOperationId(),
+	})
+	if err != nil {
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.CreateGroupRequest]) (*connect.Response[tierqv1.CreateGroupResponse], error) {
+			return s.client(base).CreateGroup(ctx, r)
+		})
+	}
+	return connect.NewResponse(&tierqv1.CreateGroupResponse{Group: protoGroup(g)}), nil
+}
+
+func (s groupService) ListGroups(ctx context.Context, req *connect.Request[tierqv1.ListGroupsRequest]) (*connect.Response[tierqv1.ListGroupsResponse], error) {
+	groups, err := s.backend.ListGroups(ctx, req.Msg.GetQueue())
+	if err != nil {
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.ListGroupsRequest]) (*connect.Response[tierqv1.ListGroupsResponse], error) {
+			return s.client(base).ListGroups(ctx, r)
+		})
+	}
+	out := &tierqv1.ListGroupsResponse{}
+	for _, g := range groups {
+		out.Groups = append(out.Groups, protoGroup(g))
+	}
+	return connect.NewResponse(out), nil
+}
+
+func (s groupService) DeleteGroup(ctx context.Context, req *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
+	if err := s.backend.DeleteGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName())); err != nil {
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
+			return s.client(base).DeleteGroup(ctx, r)
+		})
+	}
+	return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
+}
+
+func (s groupService) ResetGroup(ctx context.Context, req *connect.Request[tierqv1.ResetGroupRequest]) (*connect.Response[tierqv1.ResetGroupResponse], error) {
+	start, err := startOf(req.Msg.GetStart())
+	if err != nil {
+		return nil, err
+	}
+	g, err := s.backend.ResetGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName()), start)
+	if err != nil {
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.ResetGroupRequest]) (*connect.Response[tierqv1.ResetGroupResponse], error) {
+			return s.client(base).ResetGroup(ctx, r)
+		})
+	}
+	return connect.NewResponse(&tierqv1.ResetGroupResponse{Group: protoGroup(g)}), nil
+}
+
+func (s groupService) MoveGroup(ctx context.Context, req *connect.Request[tierqv1.MoveGroupRequest]) (*connect.Response[tierqv1.MoveGroupResponse], error) {
+	if req.Msg.GetToHost() == 0 {
+		return nil, code.New(code.InvalidArgument, "to_host: name the host that the group shall move to")
+	}
+	g, err := s.backend.MoveGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName()), req.Msg.GetToHost())
+	if err != nil {
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.MoveGroupRequest]) (*connect.Response[tierqv1.MoveGroupResponse], error) {
+			return s.client(base).MoveGroup(ctx, r)
+		})
+	}
+	return connect.NewResponse(&tierqv1.MoveGroupResponse{Group: protoGroup(g)}), nil
+}
+
+// Receive is never forwarded: the home's address goes back to the client, which keeps it.
+func (s groupService) Receive(ctx context.Context, req *connect.Request[tierqv1.ReceiveRequest]) (*connect.Response[tierqv1.ReceiveResponse], error) {
+	r, err := receive(req.Msg)
+	if err != nil {
+		return nil, err
+	}
+	ds, epoch, err := s.backend.Receive(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	out := &tierqv1.ReceiveResponse{Epoch: uint64(epoch), Messages: make([]*tierqv1.Message, len(ds))}
+	for i, d := range ds {
+		out.Messages[i] = protoMessage(d)
+	}
+	return connect.NewResponse(out), nil
+}
+
+func receive(m *tierqv1.ReceiveRequest) (Receive, error) {
+	r := Receive{
+		Queue: m.GetQueue(), Group: groupName(m.GetGroup()), Max: int(m.GetMaxMessages()), MaxBytes: int(m.GetMaxBytes()),
+		Wait: 5 * time.Second, Consumer: m.GetConsumer(), MinIndex: queue.Index(m.GetMinIndex()),
+	}
+	if r.Max == 0 {
+		r.Max = 1
+	}
+	if r.Max > maxReceive {
+		return r, code.New(code.InvalidArgument, "max_messages: %d, at most %d are allowed", r.Max, maxReceive)
+	}
+	if r.MaxBytes == 0 {
+		r.MaxBytes = 4 << 20
+	}
+	if m.WaitMs != nil {
+		r.Wait = time.Duration(m.GetWaitMs()) * time.Millisecond
+	}
+	if r.Wait > maxWait {
+		return r, code.New(code.InvalidArgument, "wait_ms: %d, at most %d are allowed", m.GetWaitMs(), maxWait.Milliseconds())
+	}
+	if len(r.Consumer) > queue.MaxNameBytes {
+		return r, code.New(code.InvalidArgument, "consumer: %d bytes, at most %d are allowed", len(r.Consumer), queue.MaxNameBytes)
+	}
+	if m.LeaseMs != nil {
+		if m.GetLeaseMs() > uint64(maxLease.Milliseconds()) {
+			return r, code.New(code.InvalidArgument, "lease_ms: %d, at most %d (12 h) are allowed", m.GetLeaseMs(), maxLease.Milliseconds())
+		}
+		lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
+		r.Lease = &lease
+	}
+	return r, nil
+}
+
+func protoMessage(d Delivery) *tierqv1.Message {
+	m := &tierqv1.Message{
+		Address: uint64(d.Message.Address), Receipt: d.Receipt, Body: d.Message.Body, Headers: protoHeaders(d.Message.Headers), Key: d.Message.Key,
+		Attempt: d.Attempt, PublishedUnixMs: uint64(d.Message.Stamp), LeaseMs: uint64(d.Lease.Milliseconds()), Seq: uint64(d.Message.Seq),
+	}
+	if d.Message.Producer.Kind == queue.ProducerClient {
+		m.ProducerId = d.Message.Producer.ID
+	}
+	return m
+}
+
+func protoHeaders(in []queue.Header) []*tierqv1.Header {
+	if len(in) == 0 {
+		return nil
+	}
+	out := make([]*tierqv1.Header, len(in))
+	for i, h := range in {
+		out[i] = &tierqv1.Header{Name: h.Name, Value: h.Value}
+	}
+	return out
+}
+
+func (s groupService) Ack(ctx context.Context, req *connect.Request[tierqv1.AckRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	m := req.Msg
+	return s.settle(ctx, Settle{Kind: SettleAck, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts()})
+}
+
+func (s groupService) Nack(ctx context.Context, req *connect.Request[tierqv1.NackRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	m := req.Msg
+	r := Settle{Kind: SettleNack, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts(), Reason: m.GetReason()}
+	if m.DelayMs != nil {
+		if m.GetDelayMs() > uint64(maxLease.Milliseconds()) {
+			return nil, code.New(code.InvalidArgument, "delay_ms: %d, at most %d (12 h) are allowed", m.GetDelayMs(), maxLease.Milliseconds())
+		}
+		d := time.Duration(m.GetDelayMs()) * time.Millisecond
+		r.Delay = &d
+	}
+	return s.settle(ctx, r)
+}
+
+func (s groupService) Release(ctx context.Context, req *connect.Request[tierqv1.ReleaseRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	m := req.Msg
+	return s.settle(ctx, Settle{Kind: SettleRelease, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts()})
+}
+
+func (s groupService) Reject(ctx context.Context, req *connect.Request[tierqv1.RejectRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	m := req.Msg
+	return s.settle(ctx, Settle{Kind: SettleReject, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts(), Reason: m.GetReason()})
+}
+
+func (s groupService) Extend(ctx context.Context, req *connect.Request[tierqv1.ExtendRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	m := req.Msg
+	if m.GetLeaseMs() > uint64(maxLease.Milliseconds()) {
+		return nil, code.New(code.InvalidArgument, "lease_ms: %d, at most %d (12 h) are allowed", m.GetLeaseMs(), maxLease.Milliseconds())
+	}
+	return s.settle(ctx, Settle{Kind: SettleExtend, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond})
+}
+
+// settle is never forwarded: only the home knows the leases.
+func (s groupService) settle(ctx context.Context, r Settle) (*connect.Response[tierqv1.SettleResponse], error) {
+	r.Group = groupName(r.Group)
+	switch {
+	case len(r.Receipts) == 0:
+		return nil, code.New(code.BatchEmpty, "receipts: the batch is empty: send at least one receipt")
+	case len(r.Receipts) > maxSettle:
+		return nil, code.New(code.BatchTooLarge, "receipts: %d in one call, at most %d are allowed: split it", len(r.Receipts), maxSettle)
+	case len(r.Reason) > 255:
+		return nil, code.New(code.InvalidArgument, "reason: %d bytes, at most 255 are allowed", len(r.Reason))
+	}
+	results, err := s.backend.Settle(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	out := &tierqv1.SettleResponse{Results: make([]*tierqv1.SettleResult, len(results))}
+	for i, res := range results {
+		p := &tierqv1.SettleResult{Address: uint64(res.Address), Already: res.Already}
+		if res.Err != nil {
+			e := asCode(res.Err)
+			s.onRefusal(e.Code)
+			p.Code, p.Name, p.Text, p.Effect = uint32(e.Code), e.Code.String(), e.Error(), effect(e.Effect)
+		}
+		out.Results[i] = p
+	}
+	return connect.NewResponse(out), nil
+}
+
+func (s groupService) ListDeadLetters(ctx context.Context, req *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
+	m := req.Msg
+	limit := int(m.GetLimit())
+	if limit == 0 {
+		limit = 100
+	}
+	if limit > maxReceive {
+		return nil, code.New(code.InvalidArgument, "limit: %d, at most %d are allowed", limit, maxReceive)
+	}
+	dead, next, err := s.backend.ListDead(ctx, m.GetQueue(), groupName(m.GetGroup()), queue.Address(m.GetFromAddress()), limit)
+	if err != nil {
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
+			return s.client(base).ListDeadLetters(ctx, r)
+		})
+	}
+	out := &tierqv1.ListDeadLettersResponse{NextAddress: uint64(next)}
+	for _, d := range dead {
+		out.DeadLetters = append(out.DeadLetters, &tierqv1.DeadLetter{
+			Address: uint64(d.Address), Attempts: d.Attempts, Reason: d.Reason, FirstFailureUnixMs: uint64(d.FirstFailure), DeadUnixMs: uint64(d.DeadAt),
+			Body: d.Message.Body, Headers: protoHeaders(d.Message.Headers), Key: d.Message.Key,
+		})
+	}
+	return connect.NewResponse(out), nil
+}
+
+func (s groupService) RedriveDeadLetters(ctx context.Context, req *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
+	m := req.Msg
+	redriven, skipped, err := s.backend.RedriveDead(ctx, m.GetQueue(), groupName(m.GetGroup()), addresses(m.GetAddresses()))
+	if err != nil {
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
+			return s.client(base).RedriveDeadLetters(ctx, r)
+		})
+	}
+	return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{Redriven: uint64(redriven), Skipped: uint64(skipped)}), nil
+}
+
+func (s groupService) PurgeDeadLetters(ctx context.Context, req *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
+	m := req.Msg
+	purged, err := s.backend.PurgeDead(ctx, m.GetQueue(), groupName(m.GetGroup()), addresses(m.GetAddresses()))
+	if err != nil {
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
+			return s.client(base).PurgeDeadLetters(ctx, r)
+		})
+	}
+	return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Purged: uint64(purged)}), nil
+}
+
+func addresses(in []uint64) []queue.Address {
+	out := make([]queue.Address, len(in))
+	for i, a := range in {
+		out[i] = queue.Address(a)
+	}
+	return out
+}
+
+// DefaultGroup is the group of receives that name none.
+const DefaultGroup = "$default"
+
+func groupName(name string) string {
+	if name == "" {
+		return DefaultGroup
+	}
+	return name
+}
+
+func validGroup(field, name string) error {
+	if name == DefaultGroup {
+		return nil
+	}
+	return validName(field, name)
+}
+
+// validName refuses a name that no queue or group may have, naming the field.
+func validName(field, name string) error {
+	bad := name == "" || len(name) > queue.MaxNameBytes || name[0] == '.' || name[0] == '$'
+	for i := 0; i < len(name) && !bad; i++ {
+		c := name[i]
+		bad = !(c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '.' || c == '_' || c == '-')
+	}
+	if bad {
+		return code.New(code.InvalidName, "%s: %q is not a name: use 1 to %d of A-Z a-z 0-9 . _ - that begin with neither . nor $", field, name, queue.MaxNameBytes)
+	}
+	return nil
+}
+
+func startOf(s *tierqv1.Start) (queue.Start, error) {
+	switch s.GetAt() {
+	case "", "earliest":
+		return queue.Start{Kind: queue.StartEarliest}, nil
+	case "latest":
+		return queue.Start{Kind: queue.StartLatest}, nil
+	case "address":
+		return queue.Start{Kind: queue.StartAddress, At: s.GetAddress()}, nil
+	case "time":
+		return queue.Start{Kind: queue.StartTime, At: s.GetUnixMs()}, nil
+	}
+	return queue.Start{}, code.New(code.InvalidArgument, "start.at: %q: use earliest, latest, address or time", s.GetAt())
+}
+
+func groupConfig(c *tierqv1.GroupConfig) queue.GroupConfig {
+	return queue.GroupConfig{
+		LeaseMs: c.GetLeaseMs(), MaxAttempts: c.GetMaxAttempts(), BackoffBaseMs: c.GetBackoffBaseMs(), BackoffFactorPermille: c.GetBackoffFactorPermille(),
+		BackoffCapMs: c.GetBackoffCapMs(), JitterPermille: c.GetJitterPermille(), DelaysMs: c.GetDelaysMs(), MaxInFlight: c.GetMaxInFlight(),
+		MaxInFlightPerConsumer: c.GetMaxInFlightPerConsumer(), SingleActiveConsumer: c.GetSingleActiveConsumer(), Paused: c.GetPaused(),
+	}
+}
+
+func protoGroupConfig(c queue.GroupConfig) *tierqv1.GroupConfig {
+	return &tierqv1.GroupConfig{
+		LeaseMs: c.LeaseMs, MaxAttempts: c.MaxAttempts, BackoffBaseMs: c.BackoffBaseMs, BackoffFactorPermille: c.BackoffFactorPermille,
+		BackoffCapMs: c.BackoffCapMs, JitterPermille: c.JitterPermille, DelaysMs: c.DelaysMs, MaxInFlight: c.MaxInFlight,
+		MaxInFlightPerConsumer: c.MaxInFlightPerConsumer, SingleActiveConsumer: c.SingleActiveConsumer, Paused: c.Paused,
+	}
+}
+
+func protoGroup(g GroupInfo) *tierqv1.Group {
+	return &tierqv1.Group{
+		Queue: g.Queue, Name: g.Name, Id: uint64(g.ID), Config: protoGroupConfig(g.Config), HomeHost: g.HomeHost, HomeApi: g.HomeAPI,
+		Epoch: uint64(g.Epoch), Floor: uint64(g.Floor), Unfinished: g.Counters.Unfinished, Acked: g.Counters.Acked, Dead: g.Counters.Dead,
+		Retrying: g.Counters.Retrying, InFlight: uint64(g.InFlight), WaitingReceives: uint64(g.Waiting),
+	}
+}

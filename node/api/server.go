@@ -1,0 +1,138 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/queue/api/tierq/v1/tierqv1connect"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// Bounds of a call.
+const (
+	// maxRequestBytes bounds a request's encoded bytes: the greatest message and room for its headers.
+	maxRequestBytes = 24 << 20
+	// defaultDeadline holds for calls without a deadline of their own, and longPollSlack is added to a receive's wait.
+	defaultDeadline = 10 * time.Second
+	longPollSlack   = 10 * time.Second
+	// maxWait bounds a receive's wait.
+	maxWait = 20 * time.Second
+	// maxReceive bounds the messages of one receive, maxSettle the receipts of one settle.
+	maxReceive = 1000
+	maxSettle  = 1000
+)
+
+// Server serves tierq.v1 over a Backend. Forward is nil on the peer API: there a call that belongs elsewhere is
+// refused, so that a call is forwarded at most once.
+type Server struct {
+	backend Backend
+	forward *http.Client
+	log     *zap.Logger
+	// onForward and onRefusal count; they may be nil.
+	onForward func()
+	onRefusal func(code.Code)
+}
+
+// Options configure a Server.
+type Options struct {
+	Backend Backend
+	// Forward carries calls to other hosts' peer APIs; nil refuses them.
+	Forward   *http.Client
+	Logger    *zap.Logger
+	OnForward func()
+	OnRefusal func(code.Code)
+}
+
+// NewServer makes a server; register its handlers with Mount.
+func NewServer(o Options) *Server {
+	s := &Server{backend: o.Backend, forward: o.Forward, log: o.Logger, onForward: o.OnForward, onRefusal: o.OnRefusal}
+	if s.log == nil {
+		s.log = zap.NewNop()
+	}
+	if s.onForward == nil {
+		s.onForward = func() {}
+	}
+	if s.onRefusal == nil {
+		s.onRefusal = func(code.Code) {}
+	}
+	return s
+}
+
+// Mount registers the three services on mux.
+func (s *Server) Mount(mux *http.ServeMux) {
+	opts := []connect.HandlerOption{
+		connect.WithReadMaxBytes(maxRequestBytes),
+		connect.WithInterceptors(connect.UnaryInterceptorFunc(s.intercept)),
+	}
+	mux.Handle(tierqv1connect.NewQueueServiceHandler(queueService{s}, opts...))
+	mux.Handle(tierqv1connect.NewGroupServiceHandler(groupService{s}, opts...))
+	mux.Handle(tierqv1connect.NewStatusServiceHandler(statusService{s}, opts...))
+}
+
+// intercept gives every call a deadline, and every error its details.
+func (s *Server) intercept(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		if _, ok := ctx.Deadline(); !ok {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, deadlineOf(req.Any()))
+			defer cancel()
+		}
+		resp, err := next(ctx, req)
+		if err == nil {
+			return resp, nil
+		}
+		var ce *connect.Error
+		if !errors.As(err, &ce) {
+			e := asCode(err)
+			s.onRefusal(e.Code)
+			if e.Code == code.Internal {
+				s.log.Error("call failed", zap.String("procedure", req.Spec().Procedure), zap.Error(err))
+			}
+		}
+		return nil, toConnect(err)
+	}
+}
+
+func deadlineOf(req any) time.Duration {
+	r, ok := req.(interface{ GetWaitMs() uint32 })
+	if !ok {
+		return defaultDeadline
+	}
+	return time.Duration(r.GetWaitMs())*time.Millisecond + longPollSlack
+}
+
+// elsewhere forwards a call that another host must answer to that host's peer API, once.
+func elsewhere[Req, Resp any](ctx context.Context, s *Server, err error, req *Req,
+	call func(ctx context.Context, baseURL string, req *connect.Request[Req]) (*connect.Response[Resp], error)) (*connect.Response[Resp], error) {
+	var e *ElsewhereError
+	if !errors.As(err, &e) {
+		return nil, err
+	}
+	if s.forward == nil || e.PeerAPI == "" {
+		return nil, e.Cause
+	}
+	s.onForward()
+	resp, err := call(ctx, "http://"+e.PeerAPI, connect.NewRequest(req))
+	if err == nil {
+		return resp, nil
+	}
+	return nil, forwardFailure(err)
+}
+
+// forwardFailure passes the other host's refusal on as it is, and turns a transport failure into an unknown outcome.
+func forwardFailure(err error) error {
+	var ce *connect.Error
+	if errors.As(err, &ce) && len(ce.Details()) > 0 {
+		out := connect.NewError(ce.Code(), errors.New(ce.Message()))
+		for _, d := range ce.Details() {
+			out.AddDetail(d)
+		}
+		return out
+	}
+	return code.Maybe(code.QuorumLost, err, "the host that serves this did not answer: the outcome is unknown")
+}
