@@ -23,8 +23,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestApplyAgreesWithTheEngine asks a real fleet for random config changes, right and wrong ones, and compares the answer and the
-// membership of each with Apply, and at the end of each shard the whole log with Replay.
+// TestApplyAgreesWithTheEngine asks a real fleet for random config changes, right and wrong ones, and
+// compares the answer and the membership of each with Apply, and at the end of each shard the whole log with
+// Replay.
 //
 // TIERQ_TEST_SEED repeats a run.
 func TestApplyAgreesWithTheEngine(t *testing.T) {
@@ -70,8 +71,9 @@ func TestApplyAgreesWithTheEngine(t *testing.T) {
 	}
 }
 
-// shardUnderTest is one shard: replica n on host n, for all hosts or for the first alone. Everything else that
-// joins it is a phantom, a member that nobody runs, so there must always be fewer voting phantoms than live replicas.
+// shardUnderTest is one shard: replica n on host n, for all hosts or for the first alone. Everything else
+// that joins it is a phantom, a member that nobody runs, so there must always be fewer voting phantoms than
+// live replicas.
 type shardUnderTest struct {
 	fleet   *fleet
 	shardID uint64
@@ -92,14 +94,16 @@ func (s *shardUnderTest) start(t *testing.T) {
 	s.members = s.read(t)
 }
 
-// addFullReplica starts the replica before it is a member: the change commits without it, but the shard needs it from then on.
+// addFullReplica starts the replica before it is a member: the change commits without it, but the shard needs
+// it from then on.
 func (s *shardUnderTest) addFullReplica(t *testing.T, replicaID uint64) {
 	s.started[replicaID] = true
 	s.fleet.startReplica(t, s.shardID, replicaID, nil, s.ordered)
 	s.change(t, raftpb.ConfigChange{Type: raftpb.AddNode, ReplicaID: replicaID, Address: target(replicaID), ConfigChangeId: s.members.ConfigChangeId})
 }
 
-// changeByEveryRule meets each of the rules once, but the last member's, which the shards of one replica meet often.
+// changeByEveryRule meets each of the rules once, but the last member's, which the shards of one replica meet
+// often.
 func (s *shardUnderTest) changeByEveryRule(t *testing.T) {
 	const id, other, burned = 11, 12, 13
 	upper := strings.ToUpper(target(id))
@@ -140,7 +144,8 @@ func (s *shardUnderTest) stop(t *testing.T) {
 	}
 }
 
-// draw returns a change that leaves the shard with a quorum of live replicas, and replica 1 in it, if it is accepted.
+// draw returns a change that leaves the shard with a quorum of live replicas, and replica 1 in it, if it is
+// accepted.
 func (s *shardUnderTest) draw() raftpb.ConfigChange {
 	for {
 		cc := s.drawAny()
@@ -209,7 +214,8 @@ func (s *shardUnderTest) change(t *testing.T, cc raftpb.ConfigChange) {
 		addressInUse(before, cc.Address), cc.ConfigChangeId == before.ConfigChangeId, accepted)]++
 }
 
-// request returns whether the engine accepted cc. While there is no leader it asks again; the engine says that such a request was dropped.
+// request returns whether the engine accepted cc. While there is no leader it asks again; the engine says
+// that such a request was dropped.
 func (s *shardUnderTest) request(t *testing.T, cc raftpb.ConfigChange) (accepted bool) {
 	t.Helper()
 	nh := s.fleet.hosts[0]
@@ -240,7 +246,7 @@ func (s *shardUnderTest) request(t *testing.T, cc raftpb.ConfigChange) (accepted
 func (s *shardUnderTest) read(t *testing.T) (m raftpb.Membership) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		got, err := s.fleet.hosts[0].SyncGetShardMembership(ctx, s.shardID)
 		if err != nil {
@@ -270,44 +276,67 @@ func (s *shardUnderTest) compareWithLog(t *testing.T) {
 	require.Equal(t, s.members, m, "shard %d", s.shardID)
 }
 
-// target names host n; the fleet has the first few. It has letters, whose case the engine ignores in memberships.
+// target names host n; the fleet has the first few. It has letters, whose case the engine ignores in
+// memberships.
 func target(n uint64) string { return fmt.Sprintf("abcdefab-cdef-4bcd-8bcd-%012d", n) }
 
-// fleet is fleetHosts NodeHosts.
-type fleet struct{ hosts []*dragonboat.NodeHost }
+// fleet is fleetHosts NodeHosts, the n-th at index n-1.
+type fleet struct {
+	addresses map[string]string
+	hosts     []*dragonboat.NodeHost
+}
 
 func startFleet(t *testing.T) *fleet {
 	t.Helper()
-	addresses := map[string]string{}
-	for n := uint64(1); n <= fleetHosts; n++ {
-		addresses[target(n)] = freeAddress(t)
-	}
-	f := &fleet{}
-	for n := uint64(1); n <= fleetHosts; n++ {
-		logDB := config.GetTinyMemLogDBConfig()
-		logDB.Shards = 1
-		nh, err := dragonboat.NewNodeHost(config.NodeHostConfig{
-			NodeHostID: target(n), NodeHostDir: t.TempDir(), RaftAddress: addresses[target(n)], RTTMillisecond: 20,
-			Expert: config.ExpertConfig{
-				NodeRegistryFactory: addressBook{addresses},
-				LogDB:               logDB,
-				Engine:              config.EngineConfig{ExecShards: 1, CommitShards: 1, ApplyShards: 1, SnapshotShards: 2, CloseShards: 1},
-			},
-		})
-		require.NoError(t, err)
-		require.NotNil(t, nh)
-		t.Cleanup(nh.Close)
-		f.hosts = append(f.hosts, nh)
+	f := newFleet(t, fleetHosts)
+	for i := range f.hosts {
+		f.hosts[i] = f.startHost(t, i, t.TempDir(), nil)
+		t.Cleanup(f.hosts[i].Close)
 	}
 	return f
 }
 
+// newFleet returns a fleet of n hosts with addresses, none of them started.
+func newFleet(t *testing.T, n int) *fleet {
+	f := &fleet{addresses: map[string]string{}, hosts: make([]*dragonboat.NodeHost, n)}
+	for i := range f.hosts {
+		f.addresses[target(uint64(i+1))] = freeAddress(t)
+	}
+	return f
+}
+
+// startHost returns a NodeHost in dir, on the given log or, if nil, the engine's default. The caller closes it.
+func (f *fleet) startHost(t *testing.T, i int, dir string, log config.LogDBFactory) *dragonboat.NodeHost {
+	t.Helper()
+	id := target(uint64(i + 1))
+	logDB := config.GetTinyMemLogDBConfig()
+	logDB.Shards = 1
+	nh, err := dragonboat.NewNodeHost(config.NodeHostConfig{
+		NodeHostID: id, NodeHostDir: dir, RaftAddress: f.addresses[id], RTTMillisecond: 20,
+		Expert: config.ExpertConfig{
+			NodeRegistryFactory: addressBook{f.addresses},
+			LogDBFactory:        log,
+			LogDB:               logDB,
+			Engine:              config.EngineConfig{ExecShards: 1, CommitShards: 1, ApplyShards: 1, SnapshotShards: 2, CloseShards: 1},
+		},
+	})
+	require.NoError(t, err)
+	require.NotNil(t, nh)
+	return nh
+}
+
 func (f *fleet) startReplica(t *testing.T, shardID, replicaID uint64, initial map[uint64]string, ordered bool) {
 	t.Helper()
-	require.NoError(t, f.hosts[replicaID-1].StartReplica(initial, initial == nil, newNothing, config.Config{
+	cfg := replicaConfig(shardID, replicaID)
+	cfg.OrderedConfigChange = ordered
+	require.NoError(t, f.hosts[replicaID-1].StartReplica(initial, initial == nil, newNothing, cfg))
+}
+
+func replicaConfig(shardID, replicaID uint64) config.Config {
+	return config.Config{
 		ShardID: shardID, ReplicaID: replicaID, ElectionRTT: 20, HeartbeatRTT: 2,
-		CheckQuorum: true, PreVote: true, OrderedConfigChange: ordered, WaitReady: true,
-	}))
+		CheckQuorum: true, PreVote: true, OrderedConfigChange: true, WaitReady: true,
+	}
 }
 
 func newNothing(shardID, replicaID uint64) statemachine.IStateMachine { return nothing{} }

@@ -8,12 +8,13 @@ import (
 	"github.com/lni/dragonboat/v4/raftpb"
 )
 
-// Apply returns the membership after a committed config change, by the rules of the engine's state machine. A config change
-// that is committed may still be refused when it is applied, on every replica alike; then m itself is returned, unchanged,
-// and accepted is false. m is never written to; an accepted change returns a membership that shares no map with it.
+// Apply returns the membership after a committed config change, by the rules of the engine's state machine. A
+// config change that is committed may still be refused when it is applied, on every replica alike; then m
+// itself is returned, unchanged, and accepted is false. m is never written to; an accepted change returns a
+// membership that shares no map with it.
 //
-// index is the change's position in the log, which becomes the membership's ConfigChangeId. ordered is the shard's
-// OrderedConfigChange setting.
+// index is the change's position in the log, which becomes the membership's ConfigChangeId. ordered is the
+// shard's OrderedConfigChange setting.
 //
 // A change is refused if any of these holds, whatever the order of looking at them:
 //
@@ -112,14 +113,16 @@ func clone(m raftpb.Membership) raftpb.Membership {
 	return c
 }
 
-// Replay returns the membership of a shard after the config changes among entries, which must be committed and in the order of the
-// log. Entries of other types are passed over. base is the membership that the first of them met: the zero value at the
-// beginning of a log, whose first entries then add the initial members; else the membership of a snapshot, and entries
-// are those above the snapshot's index. Neither is changed, and the result shares nothing with them.
+// Replay returns the membership of a shard after the config changes among entries, which must be committed
+// and in the order of the log. Entries of other types are passed over. base is the membership that the first
+// of them met: the zero value at the beginning of a log, whose first entries then add the initial members;
+// else the membership of a snapshot, and entries are those above the snapshot's index. Neither is changed,
+// and the result shares nothing with them.
 //
-// It returns an error, and no membership, if an entry is not above the one before it, or not above base's last change; if one cannot be decoded or
-// is of no known type; or if the result has no full replica or no ConfigChangeId, with which the engine would panic. Each means
-// that the log is not what the caller thinks: a witness must then not be given a synthesized snapshot.
+// It returns an error, and no membership, if an entry is not above the one before it, or not above base's
+// last change; if one cannot be decoded or is of no known type; or if the result has no full replica or no
+// ConfigChangeId, with which the engine would panic. Each means that the log is not what the caller thinks: a
+// witness must then not be given a synthesized snapshot.
 func Replay(base raftpb.Membership, entries []raftpb.Entry, ordered bool) (raftpb.Membership, error) {
 	m := clone(base)
 	last := base.ConfigChangeId
@@ -157,8 +160,8 @@ func decode(e *raftpb.Entry) (raftpb.ConfigChange, error) {
 	}
 }
 
-// Membership is Replay for the shards of a fleet, all of which order their config changes. It has the form that a host's log
-// asks for.
+// Membership is Replay for the shards of a fleet, all of which order their config changes. It has the form
+// that a host's log asks for.
 func Membership(base raftpb.Membership, committed []raftpb.Entry) (raftpb.Membership, error) {
 	return Replay(base, committed, true)
 }

@@ -100,8 +100,8 @@ func TestApplyEffects(t *testing.T) {
 	require.Equal(t, Witness, RoleOf(next, 3), "nil maps are empty maps")
 }
 
-// TestApplyInvariants: whatever is proposed, a replica has one role, addresses are distinct, removed ids stay out, and the last full replica
-// stays in.
+// TestApplyInvariants: whatever is proposed, a replica has one role, addresses are distinct, removed ids stay
+// out, and the last full replica stays in.
 func TestApplyInvariants(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := raftpb.Membership{}
@@ -133,7 +133,8 @@ func checkMembership(t require.TestingT, m raftpb.Membership) {
 	}
 }
 
-// drawChange draws a change that is as often right as wrong: few ids and addresses, and the order id mostly the present one.
+// drawChange draws a change that is as often right as wrong: few ids and addresses, and the order id mostly
+// the present one.
 func drawChange(t *rapid.T, m raftpb.Membership) raftpb.ConfigChange {
 	cc := raftpb.ConfigChange{
 		Type:           rapid.SampledFrom([]raftpb.ConfigChangeType{raftpb.AddNode, raftpb.AddNonVoting, raftpb.AddWitness, raftpb.RemoveNode}).Draw(t, "type"),

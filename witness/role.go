@@ -46,8 +46,8 @@ func (r Role) HoldsState() bool { return r == Full || r == NonVoting }
 // MayLead says whether the role may campaign and lead, and so whether leadership may be transferred to it.
 func (r Role) MayLead() bool { return r == Full }
 
-// MayBeInitial says whether a shard may begin with it. The engine panics on an initial member that is a witness or
-// non-voting; these are added when the shard has a leader.
+// MayBeInitial says whether a shard may begin with it. The engine panics on an initial member that is a
+// witness or non-voting; these are added when the shard has a leader.
 func (r Role) MayBeInitial() bool { return r == Full }
 
 // Refusals of this package, each wrapped with the replica that it is about.
@@ -72,8 +72,9 @@ func RoleOf(m raftpb.Membership, replicaID uint64) Role {
 	return None
 }
 
-// CheckInitial returns an error that wraps ErrInitialMember unless a shard may begin with a replica of the role. It must be asked
-// before StartReplica is given initial members: the engine panics the process instead of refusing.
+// CheckInitial returns an error that wraps ErrInitialMember unless a shard may begin with a replica of the
+// role. It must be asked before StartReplica is given initial members: the engine panics the process instead
+// of refusing.
 func CheckInitial(replicaID uint64, r Role) error {
 	if !r.MayBeInitial() {
 		return fmt.Errorf("replica %d is %v: %w", replicaID, r, ErrInitialMember)
@@ -81,8 +82,8 @@ func CheckInitial(replicaID uint64, r Role) error {
 	return nil
 }
 
-// CheckRoleChange returns an error that wraps ErrRoleChange unless a replica of role from may become to. A newcomer may be added in
-// any role; leaving is always a change to None.
+// CheckRoleChange returns an error that wraps ErrRoleChange unless a replica of role from may become to. A
+// newcomer may be added in any role; leaving is always a change to None.
 func CheckRoleChange(replicaID uint64, from, to Role) error {
 	if from == None || to == None || from == to || from == NonVoting && to == Full {
 		return nil
@@ -90,8 +91,8 @@ func CheckRoleChange(replicaID uint64, from, to Role) error {
 	return fmt.Errorf("replica %d from %v to %v: %w", replicaID, from, to, ErrRoleChange)
 }
 
-// CheckTransfer returns an error that wraps ErrTransfer unless leadership may be transferred to the replica. The engine ignores such
-// a request without an error.
+// CheckTransfer returns an error that wraps ErrTransfer unless leadership may be transferred to the replica.
+// The engine ignores such a request without an error.
 func CheckTransfer(m raftpb.Membership, replicaID uint64) error {
 	if r := RoleOf(m, replicaID); !r.MayLead() {
 		return fmt.Errorf("replica %d is %v: %w", replicaID, r, ErrTransfer)
@@ -99,9 +100,10 @@ func CheckTransfer(m raftpb.Membership, replicaID uint64) error {
 	return nil
 }
 
-// Config returns cfg as a replica must be started that was born in the given role. The role of birth decides for ever: a promoted replica is
-// started as the non-voting one that it was and becomes a voter while it replays; started as a voter it panics the process.
-// A witness takes no snapshots, so the settings for them are zeroed.
+// Config returns cfg as a replica must be started that was born in the given role. The role of birth decides
+// for ever: a promoted replica is started as the non-voting one that it was and becomes a voter while it
+// replays; started as a voter it panics the process. A witness takes no snapshots, so the settings for them
+// are zeroed.
 func Config(cfg config.Config, birth Role) config.Config {
 	cfg.IsWitness = birth == Witness
 	cfg.IsNonVoting = birth == NonVoting
@@ -111,16 +113,16 @@ func Config(cfg config.Config, birth Role) config.Config {
 	return cfg
 }
 
-// Place is where a replica lives, for the purpose of what can fail together. Domain names what fails together with the host, a
-// rack or a zone; empty, it is the host alone.
+// Place is where a replica lives, for the purpose of what can fail together. Domain names what fails together
+// with the host, a rack or a zone; empty, it is the host alone.
 type Place struct {
 	HostID uint64
 	Domain string
 }
 
-// CheckPlacement returns an error that wraps ErrSameDomain if a voter at candidate would share a host or a domain with one of voters,
-// the shard's other full replicas and witnesses. A witness beside a full replica is lost together with it, and then the
-// other full replica has no quorum, which the witness was to prevent.
+// CheckPlacement returns an error that wraps ErrSameDomain if a voter at candidate would share a host or a
+// domain with one of voters, the shard's other full replicas and witnesses. A witness beside a full replica
+// is lost together with it, and then the other full replica has no quorum, which the witness was to prevent.
 func CheckPlacement(candidate Place, voters []Place) error {
 	for _, v := range voters {
 		if v.HostID == candidate.HostID {
