@@ -8,14 +8,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/lni/dragonboat/v4/raftpb"
 )
 
-// The engine keeps its data in <dir>/<hostname>/…, records that hostname in <dir>/dragonboat.ds, and refuses to
-// start, or starts on an empty directory, once the machine has another name: a container's has one at each start.
-// It has no option for it, so the data are moved to the new name before the engine looks.
+// The engine keeps its data in <dir>/<hostname>/…, records that hostname in <dir>/dragonboat.ds, and refuses
+// to start, or starts on an empty directory, once the machine has another name: a container's has one at each
+// start. It has no option for it, so the data are moved to the new name before the engine looks.
 
 // statusFile is the engine's record of what a data directory belongs to: statusHashBytes of a checksum, then a
 // raftpb.RaftDataStatus.
@@ -25,8 +24,8 @@ const (
 )
 
 // AdoptHostname makes the engine's data in dir, a NodeHostDir or WALDir, those of this machine's present
-// hostname. It returns the name that they were kept under if that was another one, else "", also for a directory
-// that the engine has never used.
+// hostname. It returns the name that they were kept under if that was another one, else "", also for a
+// directory that the engine has never used.
 //
 // The caller must hold the lock of the data directory, and call it before NewNodeHost. A crash in the middle
 // leaves a directory that the next call completes. On an error the data are as they were, or half way to where
@@ -40,6 +39,9 @@ func AdoptHostname(dir string) (former string, err error) {
 }
 
 func adoptHostname(dir, hostname string) (former string, err error) {
+	if err := checkHostname(hostname); err != nil {
+		return "", err
+	}
 	path := filepath.Join(dir, statusFile)
 	status, err := readStatus(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -65,12 +67,19 @@ func adoptHostname(dir, hostname string) (former string, err error) {
 	return former, nil
 }
 
-// moveHostDir renames <dir>/<from> to <dir>/<to>, durably. That only <to> exists means that an earlier call did it.
+// checkHostname refuses a name that cannot be one directory's; the engine panics on an empty one.
+func checkHostname(name string) error {
+	if name != filepath.Base(name) || name == "." || name == ".." {
+		return fmt.Errorf("adopt hostname: %q cannot be a directory name: give this machine a hostname", name)
+	}
+	return nil
+}
+
+// moveHostDir renames <dir>/<from> to <dir>/<to>, durably. That only <to> exists means that an earlier call
+// did it.
 func moveHostDir(dir, from, to string) error {
-	for _, name := range []string{from, to} {
-		if name != filepath.Base(name) || strings.HasPrefix(name, ".") {
-			return fmt.Errorf("adopt hostname: %q cannot be a directory name", name)
-		}
+	if err := checkHostname(from); err != nil {
+		return err
 	}
 	oldPath, newPath := filepath.Join(dir, from), filepath.Join(dir, to)
 	hasOld, err := exists(oldPath)

@@ -12,9 +12,9 @@ import (
 )
 
 // A target is how the engine names a host, in memberships, bootstrap records and the source field of every
-// message, for ever. When any node registry is in use the engine accepts nothing but UUIDs there, and compares
-// them as strings, so a host id is written as one: RFC 9562 version 8 (free form), "tierq\0", and the 64 bits of
-// the id around the version and variant digits.
+// message, for ever. When any node registry is in use the engine accepts nothing but UUIDs there, and
+// compares them as strings, so a host id is written as one: RFC 9562 version 8 (free form), "tierq\0", and
+// the 64 bits of the id around the version and variant digits.
 //
 //	74696572-7100-800H-8HHH-HHHHHHHHHHHH
 //	  t i e r  q      ^ the highest four bits
@@ -22,7 +22,8 @@ import (
 // Host 7 is 74696572-7100-8000-8000-000000000007. Part of the format; do not change.
 const targetPrefix = "74696572-7100-800"
 
-// Target returns the target of a host. Host ids begin at 1; the target of 0 is not one that ParseTarget accepts.
+// Target returns the target of a host. Host ids begin at 1; the target of 0 is not one that ParseTarget
+// accepts.
 func Target(hostID uint64) string {
 	return fmt.Sprintf("%s%x-8%03x-%012x", targetPrefix, hostID>>60, hostID>>48&0xfff, hostID&(1<<48-1))
 }
@@ -47,9 +48,9 @@ var (
 	ErrUnknownHost    = errors.New("address of the host is unknown")
 )
 
-// Registry tells one NodeHost where the others are. A replica lives on a host, for ever; a host has an address,
-// which may change at any time. The engine supplies the first relation, from memberships and from the messages that arrive;
-// SetHost the second, from the catalog and from the configuration's seeds.
+// Registry tells one NodeHost where the others are. A replica lives on a host, for ever; a host has an
+// address, which may change at any time. The engine supplies the first relation, from memberships and from
+// the messages that arrive; SetHost the second, from the catalog and from the configuration's seeds.
 //
 // # What NodeHostConfig must hold
 //
@@ -63,26 +64,27 @@ var (
 //	                            identity any more: it may differ at each start.
 //	ListenAddress:              optional, same form, if it is not RaftAddress.
 //
-// Initial members of StartReplica, and the target of every membership change, are then Target(hostID): the engine
-// refuses anything that is not a UUID (ErrInvalidTarget, ErrInvalidAddress). A registry cannot be introduced into, or
-// taken out of, a fleet that has data. tools.ImportSnapshot does not work with one.
+// Initial members of StartReplica, and the target of every membership change, are then Target(hostID): the
+// engine refuses anything that is not a UUID (ErrInvalidTarget, ErrInvalidAddress). A registry cannot be
+// introduced into, or taken out of, a fleet that has data. tools.ImportSnapshot does not work with one.
 //
-// With MutualTLS the engine's client verifies the host part of the address given to SetHost, so certificates need it as a
-// subject alternative name.
+// With MutualTLS the engine's client verifies the host part of the address given to SetHost, so certificates
+// need it as a subject alternative name.
 //
 // # Use
 //
-// One Registry belongs to one NodeHost at a time; several NodeHosts in one process have one each. It may be given to
-// the next NodeHost after the former was closed, and keeps its hosts. All methods may be called from any goroutine
-// and none blocks.
+// One Registry belongs to one NodeHost at a time; several NodeHosts in one process have one each. It may be
+// given to the next NodeHost after the former was closed, and keeps its hosts. All methods may be called from
+// any goroutine and none blocks.
 //
 // Invariants, checked by Check:
 //  1. every replica's host id is ≥ 1;
 //  2. every known host has a non-empty address, and one connection key per stream.
 type Registry struct {
-	// OnConflict, if not nil, is told when something claims that a replica lives on another host than the one first
-	// learned: a copied data directory, or two hosts configured with one id. The first claim stands. Set it before the NodeHost
-	// is made. It is called for every message of such a sender, on the receiving goroutine: it must return fast and must not call the Registry.
+	// OnConflict, if not nil, is told when something claims that a replica lives on another host than the one
+	// first learned: a copied data directory, or two hosts configured with one id. The first claim stands.
+	// Set it before the NodeHost is made. It is called for every message of such a sender, on the receiving
+	// goroutine: it must return fast and must not call the Registry.
 	OnConflict func(shardID, replicaID, hostID, claimedHostID uint64)
 
 	mu       sync.RWMutex
@@ -91,8 +93,9 @@ type Registry struct {
 	replicas map[raftio.NodeInfo]uint64
 }
 
-// hostAddress is a host's Raft address, and the names of the connections to it. The engine has one send queue, and one TCP connection, per
-// name, so a name contains the address: a changed address gets new ones, and the old ones end by failing or by being idle.
+// hostAddress is a host's Raft address, and the names of the connections to it. The engine has one send
+// queue, and one TCP connection, per name, so a name contains the address: a changed address gets new ones,
+// and the old ones end by failing or by being idle.
 type hostAddress struct {
 	address string
 	keys    []string
@@ -109,8 +112,9 @@ func NewRegistry() *Registry {
 	}
 }
 
-// SetHost sets the address, "host:port", at which the Raft transport of a host is reached; "" is RemoveHost. The next message
-// to any of its replicas goes there. Messages queued for the former address are lost, which Raft bears.
+// SetHost sets the address, "host:port", at which the Raft transport of a host is reached; "" is RemoveHost.
+// The next message to any of its replicas goes there. Messages queued for the former address are lost, which
+// Raft bears.
 func (r *Registry) SetHost(hostID uint64, raftAddress string) {
 	if raftAddress == "" {
 		r.RemoveHost(hostID)
@@ -138,8 +142,8 @@ func (r *Registry) Address(hostID uint64) (raftAddress string, ok bool) {
 	return h.address, ok
 }
 
-// HostOf returns the host on which a replica lives, if the engine has told: it does for the replicas of shards that run, or
-// ran, on this host.
+// HostOf returns the host on which a replica lives, if the engine has told: it does for the replicas of
+// shards that run, or ran, on this host.
 func (r *Registry) HostOf(shardID, replicaID uint64) (hostID uint64, ok bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -147,8 +151,9 @@ func (r *Registry) HostOf(shardID, replicaID uint64) (hostID uint64, ok bool) {
 	return hostID, ok
 }
 
-// Add is called by the engine: the replica lives on the host that target names. What is not a host's target is ignored; that
-// the engine never lets into a membership. A second, different claim is reported to OnConflict and ignored too.
+// Add is called by the engine: the replica lives on the host that target names. What is not a host's target
+// is ignored; that the engine never lets into a membership. A second, different claim is reported to
+// OnConflict and ignored too.
 func (r *Registry) Add(shardID, replicaID uint64, target string) {
 	claimed, err := ParseTarget(target)
 	if err != nil {
@@ -194,7 +199,8 @@ func (r *Registry) RemoveShard(shardID uint64) {
 	}
 }
 
-// Resolve is called by the engine for every message: where to connect for a replica, and the name of the connection.
+// Resolve is called by the engine for every message: where to connect for a replica, and the name of the
+// connection.
 func (r *Registry) Resolve(shardID, replicaID uint64) (address, connection string, err error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -239,8 +245,8 @@ func (r *Registry) Factory() config.NodeRegistryFactory { return registryFactory
 
 type registryFactory struct{ registry *Registry }
 
-// Create is called by NewNodeHost. It fails if NodeHostID was not set to the target of a host: messages would go out
-// with a source that no other host can resolve.
+// Create is called by NewNodeHost. It fails if NodeHostID was not set to the target of a host: messages would
+// go out with a source that no other host can resolve.
 func (f registryFactory) Create(nodeHostID string, streams uint64, _ config.TargetValidator) (raftio.INodeRegistry, error) {
 	if _, err := ParseTarget(nodeHostID); err != nil {
 		return nil, fmt.Errorf("NodeHostConfig.NodeHostID must be host.Target(id): %w", err)

@@ -108,8 +108,8 @@ func TestRegistryRefusesAForeignNodeHostID(t *testing.T) {
 	require.ErrorContains(t, err, "host.Target(id)")
 }
 
-// TestRegistryFollowsAHostToAnotherPort: three real hosts; one comes back on another port, and the shard commits through it
-// alone, with nothing but SetHost on the others.
+// TestRegistryFollowsAHostToAnotherPort: three real hosts; one comes back on another port, and the shard
+// commits through it alone, with nothing but SetHost on the others.
 func TestRegistryFollowsAHostToAnotherPort(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts three NodeHosts")
@@ -190,13 +190,13 @@ func (h *engineHost) stop() {
 	}
 }
 
-// increment commits the counter's next number and returns it. It tries again while there is no leader, which is harmless: the
-// number is chosen once.
+// increment commits the counter's next number and returns it. It tries again while there is no leader, which
+// is harmless: the number is chosen once.
 func (h *engineHost) increment(t *testing.T, shardID uint64) (count uint64) {
 	t.Helper()
 	before := h.read(t, shardID)
 	require.Eventually(t, func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		result, err := h.nodeHost.SyncPropose(ctx, h.nodeHost.GetNoOPSession(shardID), binary.BigEndian.AppendUint64(nil, before+1))
 		count = result.Value
@@ -208,7 +208,7 @@ func (h *engineHost) increment(t *testing.T, shardID uint64) (count uint64) {
 func (h *engineHost) read(t *testing.T, shardID uint64) (count uint64) {
 	t.Helper()
 	require.Eventually(t, func() bool {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
 		value, err := h.nodeHost.SyncRead(ctx, shardID, nil)
 		if err == nil {
