@@ -26,7 +26,8 @@ type Info struct {
 
 // The codes. 0x0001–0x0fff protocol and messages, 0x2000 metadata, 0x4000 flow, 0x6000 replication, 0x7000 local outcomes.
 const (
-	OK Code = 0x7000 // took effect
+	OK      Code = 0x7000 // took effect
+	Unknown Code = 0x7001 // a skipped command: its outcome cannot be told
 
 	Malformed           Code = 0x0003
 	NotAuthenticated    Code = 0x0005
@@ -77,20 +78,20 @@ const (
 	MessageExceedsCredit Code = 0x4005
 	QueueFull            Code = 0x4008
 
-	QuorumLost           Code = 0x6001 // maybe applied: the outcome is unknown
-	ReadOnlyDegraded     Code = 0x6002
-	InSyncNotEnough      Code = 0x6003
-	FollowerLag          Code = 0x6004
-	StaleLeader          Code = 0x6005
-	LeaseExpired         Code = 0x6006
-	Divergent            Code = 0x6009
-	NoLeader             Code = 0x600c
-	ShuttingDown         Code = 0x600d
-	ClockSkew            Code = 0x600e
-	NotReplica           Code = 0x600f // this host holds no replica of the shard
-	Unavailable          Code = 0x6010
-	DeadlineExceeded     Code = 0x6011 // ran out before anything was tried
-	WrongFleet           Code = 0x6012
+	QuorumLost       Code = 0x6001 // maybe applied: the outcome is unknown
+	ReadOnlyDegraded Code = 0x6002
+	InSyncNotEnough  Code = 0x6003
+	FollowerLag      Code = 0x6004
+	StaleLeader      Code = 0x6005
+	LeaseExpired     Code = 0x6006
+	Divergent        Code = 0x6009
+	NoLeader         Code = 0x600c
+	ShuttingDown     Code = 0x600d
+	ClockSkew        Code = 0x600e
+	NotReplica       Code = 0x600f // this host holds no replica of the shard
+	Unavailable      Code = 0x6010
+	DeadlineExceeded Code = 0x6011 // ran out before anything was tried
+	WrongFleet       Code = 0x6012
 )
 
 func (c Code) String() string {

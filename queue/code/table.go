@@ -63,6 +63,7 @@ var table = []Info{
 	{DeadlineExceeded, "DEADLINE_EXCEEDED", ClassTransient, "the time ran out before anything was tried: repeat, or allow more time"},
 	{WrongFleet, "WRONG_FLEET", ClassFatal, "the other side belongs to another fleet: check the addresses"},
 	{OK, "OK", ClassOK, "done"},
+	{Unknown, "OUTCOME_UNKNOWN", ClassTransient, "the command was covered by an installed state, its outcome cannot be told: repeat with the same producer id and seq"},
 }
 
 var byCode = func() map[Code]Info {
