@@ -34,7 +34,7 @@ const (
 // Bounds of the decoder where Validate's are not structural.
 const (
 	maxConfigBytes = 1 << 10
-	minPublish     = 9 // the bytes of an empty publish
+	minPublish     = 8 // the bytes of an empty publish
 	minMessage     = 8 // the bytes of an empty message
 	minExpireEntry = 12
 	minDelayed     = 3
