@@ -38,10 +38,9 @@ type Backend interface {
 	BenchPropose(ctx context.Context, r BenchPropose) (BenchResult, error)
 }
 
-// ElsewhereError says that another host must answer a call: Host is where, PeerAPI how to get there.
+// ElsewhereError says that another host must answer a call.
 type ElsewhereError struct {
-	Host    uint64
-	PeerAPI string
+	Host uint64
 	// Cause is the refusal if the call may not be forwarded.
 	Cause error
 }

@@ -15,9 +15,8 @@ func toConnect(err error) error {
 	if err == nil {
 		return nil
 	}
-	var ce *connect.Error
-	if errors.As(err, &ce) {
-		return err
+	if ce, ok := err.(*connect.Error); ok { // not errors.As: a *code.Error may be caused by one
+		return ce
 	}
 	e := asCode(err)
 	out := connect.NewError(connectCode(e), errors.New(e.Error()))

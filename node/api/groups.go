@@ -15,8 +15,9 @@ import (
 // groupService implements tierq.v1.GroupService.
 type groupService struct{ *Server }
 
-func (s groupService) client(base string) tierqv1connect.GroupServiceClient {
-	return tierqv1connect.NewGroupServiceClient(s.forward, base, connect.WithGRPC())
+func (s groupService) client(host uint64) tierqv1connect.GroupServiceClient {
+	httpClient, base := s.forward(host)
+	return tierqv1connect.NewGroupServiceClient(httpClient, base, connect.WithGRPC())
 }
 
 // maxLease bounds a lease.
@@ -35,8 +36,8 @@ func (s groupService) CreateGroup(ctx context.Context, req *connect.Request[tier
 		Queue: m.GetQueue(), Name: m.GetName(), Config: groupConfig(m.GetConfig()), Start: start, HomeHost: m.GetHomeHost(), OperationID: m.GetOperationId(),
 	})
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.CreateGroupRequest]) (*connect.Response[tierqv1.CreateGroupResponse], error) {
-			return s.client(base).CreateGroup(ctx, r)
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.CreateGroupRequest]) (*connect.Response[tierqv1.CreateGroupResponse], error) {
+			return s.client(host).CreateGroup(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.CreateGroupResponse{Group: protoGroup(g)}), nil
@@ -45,8 +46,8 @@ func (s groupService) CreateGroup(ctx context.Context, req *connect.Request[tier
 func (s groupService) ListGroups(ctx context.Context, req *connect.Request[tierqv1.ListGroupsRequest]) (*connect.Response[tierqv1.ListGroupsResponse], error) {
 	groups, err := s.backend.ListGroups(ctx, req.Msg.GetQueue())
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.ListGroupsRequest]) (*connect.Response[tierqv1.ListGroupsResponse], error) {
-			return s.client(base).ListGroups(ctx, r)
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.ListGroupsRequest]) (*connect.Response[tierqv1.ListGroupsResponse], error) {
+			return s.client(host).ListGroups(ctx, r)
 		})
 	}
 	out := &tierqv1.ListGroupsResponse{}
@@ -58,8 +59,8 @@ func (s groupService) ListGroups(ctx context.Context, req *connect.Request[tierq
 
 func (s groupService) DeleteGroup(ctx context.Context, req *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
 	if err := s.backend.DeleteGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName())); err != nil {
-		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
-			return s.client(base).DeleteGroup(ctx, r)
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
+			return s.client(host).DeleteGroup(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
@@ -72,8 +73,8 @@ func (s groupService) ResetGroup(ctx context.Context, req *connect.Request[tierq
 	}
 	g, err := s.backend.ResetGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName()), start)
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.ResetGroupRequest]) (*connect.Response[tierqv1.ResetGroupResponse], error) {
-			return s.client(base).ResetGroup(ctx, r)
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.ResetGroupRequest]) (*connect.Response[tierqv1.ResetGroupResponse], error) {
+			return s.client(host).ResetGroup(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.ResetGroupResponse{Group: protoGroup(g)}), nil
@@ -85,8 +86,8 @@ func (s groupService) MoveGroup(ctx context.Context, req *connect.Request[tierqv
 	}
 	g, err := s.backend.MoveGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName()), req.Msg.GetToHost())
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.MoveGroupRequest]) (*connect.Response[tierqv1.MoveGroupResponse], error) {
-			return s.client(base).MoveGroup(ctx, r)
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.MoveGroupRequest]) (*connect.Response[tierqv1.MoveGroupResponse], error) {
+			return s.client(host).MoveGroup(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.MoveGroupResponse{Group: protoGroup(g)}), nil
@@ -239,8 +240,8 @@ func (s groupService) ListDeadLetters(ctx context.Context, req *connect.Request[
 	}
 	dead, next, err := s.backend.ListDead(ctx, m.GetQueue(), groupName(m.GetGroup()), queue.Address(m.GetFromAddress()), limit)
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
-			return s.client(base).ListDeadLetters(ctx, r)
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
+			return s.client(host).ListDeadLetters(ctx, r)
 		})
 	}
 	out := &tierqv1.ListDeadLettersResponse{NextAddress: uint64(next)}
@@ -257,8 +258,8 @@ func (s groupService) RedriveDeadLetters(ctx context.Context, req *connect.Reque
 	m := req.Msg
 	redriven, skipped, err := s.backend.RedriveDead(ctx, m.GetQueue(), groupName(m.GetGroup()), addresses(m.GetAddresses()))
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
-			return s.client(base).RedriveDeadLetters(ctx, r)
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
+			return s.client(host).RedriveDeadLetters(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{Redriven: uint64(redriven), Skipped: uint64(skipped)}), nil
@@ -268,8 +269,8 @@ func (s groupService) PurgeDeadLetters(ctx context.Context, req *connect.Request
 	m := req.Msg
 	purged, err := s.backend.PurgeDead(ctx, m.GetQueue(), groupName(m.GetGroup()), addresses(m.GetAddresses()))
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
-			return s.client(base).PurgeDeadLetters(ctx, r)
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
+			return s.client(host).PurgeDeadLetters(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Purged: uint64(purged)}), nil

@@ -16,8 +16,9 @@ import (
 // queueService implements tierq.v1.QueueService.
 type queueService struct{ *Server }
 
-func (s queueService) client(base string) tierqv1connect.QueueServiceClient {
-	return tierqv1connect.NewQueueServiceClient(s.forward, base, connect.WithGRPC())
+func (s queueService) client(host uint64) tierqv1connect.QueueServiceClient {
+	httpClient, base := s.forward(host)
+	return tierqv1connect.NewQueueServiceClient(httpClient, base, connect.WithGRPC())
 }
 
 func (s queueService) CreateQueue(ctx context.Context, req *connect.Request[tierqv1.CreateQueueRequest]) (*connect.Response[tierqv1.CreateQueueResponse], error) {
@@ -30,8 +31,8 @@ func (s queueService) CreateQueue(ctx context.Context, req *connect.Request[tier
 		Name: m.GetName(), Options: opts, Replicas: int(m.GetReplicas()), Witnesses: int(m.GetWitnesses()), OperationID: m.GetOperationId(),
 	})
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.CreateQueueRequest]) (*connect.Response[tierqv1.CreateQueueResponse], error) {
-			return s.client(base).CreateQueue(ctx, r)
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.CreateQueueRequest]) (*connect.Response[tierqv1.CreateQueueResponse], error) {
+			return s.client(host).CreateQueue(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.CreateQueueResponse{Queue: protoQueue(info), Created: created}), nil
@@ -52,8 +53,8 @@ func (s queueService) ListQueues(ctx context.Context, req *connect.Request[tierq
 func (s queueService) DescribeQueue(ctx context.Context, req *connect.Request[tierqv1.DescribeQueueRequest]) (*connect.Response[tierqv1.DescribeQueueResponse], error) {
 	info, err := s.backend.DescribeQueue(ctx, req.Msg.GetName())
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.DescribeQueueRequest]) (*connect.Response[tierqv1.DescribeQueueResponse], error) {
-			return s.client(base).DescribeQueue(ctx, r)
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.DescribeQueueRequest]) (*connect.Response[tierqv1.DescribeQueueResponse], error) {
+			return s.client(host).DescribeQueue(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.DescribeQueueResponse{Queue: protoQueue(info)}), nil
@@ -61,8 +62,8 @@ func (s queueService) DescribeQueue(ctx context.Context, req *connect.Request[ti
 
 func (s queueService) DeleteQueue(ctx context.Context, req *connect.Request[tierqv1.DeleteQueueRequest]) (*connect.Response[tierqv1.DeleteQueueResponse], error) {
 	if err := s.backend.DeleteQueue(ctx, req.Msg.GetName()); err != nil {
-		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.DeleteQueueRequest]) (*connect.Response[tierqv1.DeleteQueueResponse], error) {
-			return s.client(base).DeleteQueue(ctx, r)
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.DeleteQueueRequest]) (*connect.Response[tierqv1.DeleteQueueResponse], error) {
+			return s.client(host).DeleteQueue(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.DeleteQueueResponse{}), nil
@@ -75,8 +76,8 @@ func (s queueService) Publish(ctx context.Context, req *connect.Request[tierqv1.
 	}
 	reply, err := s.backend.Publish(ctx, p)
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, base string, r *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
-			return s.client(base).Publish(ctx, r)
+		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
+			return s.client(host).Publish(ctx, r)
 		})
 	}
 	return connect.NewResponse(protoPublish(reply)), nil

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"net"
 	"net/http"
 	"time"
 
@@ -31,18 +32,26 @@ const (
 // refused, so that a call is forwarded at most once.
 type Server struct {
 	backend Backend
-	forward *http.Client
+	forward Forward
 	log     *zap.Logger
 	// onForward and onRefusal count; they may be nil.
 	onForward func()
 	onRefusal func(code.Code)
 }
 
+// Forward returns the client and base URL of a host's peer API.
+type Forward func(host uint64) (client *http.Client, baseURL string)
+
+// Mux is where handlers are registered; *http.ServeMux is one.
+type Mux interface {
+	Handle(pattern string, handler http.Handler)
+}
+
 // Options configure a Server.
 type Options struct {
 	Backend Backend
-	// Forward carries calls to other hosts' peer APIs; nil refuses them.
-	Forward   *http.Client
+	// Forward finds other hosts' peer APIs; nil refuses calls that belong elsewhere.
+	Forward   Forward
 	Logger    *zap.Logger
 	OnForward func()
 	OnRefusal func(code.Code)
@@ -64,7 +73,7 @@ func NewServer(o Options) *Server {
 }
 
 // Mount registers the three services on mux.
-func (s *Server) Mount(mux *http.ServeMux) {
+func (s *Server) Mount(mux Mux) {
 	opts := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxRequestBytes),
 		connect.WithInterceptors(connect.UnaryInterceptorFunc(s.intercept)),
@@ -86,8 +95,7 @@ func (s *Server) intercept(next connect.UnaryFunc) connect.UnaryFunc {
 		if err == nil {
 			return resp, nil
 		}
-		var ce *connect.Error
-		if !errors.As(err, &ce) {
+		if _, ok := err.(*connect.Error); !ok {
 			e := asCode(err)
 			s.onRefusal(e.Code)
 			if e.Code == code.Internal {
@@ -108,16 +116,16 @@ func deadlineOf(req any) time.Duration {
 
 // elsewhere forwards a call that another host must answer to that host's peer API, once.
 func elsewhere[Req, Resp any](ctx context.Context, s *Server, err error, req *Req,
-	call func(ctx context.Context, baseURL string, req *connect.Request[Req]) (*connect.Response[Resp], error)) (*connect.Response[Resp], error) {
+	call func(ctx context.Context, host uint64, req *connect.Request[Req]) (*connect.Response[Resp], error)) (*connect.Response[Resp], error) {
 	var e *ElsewhereError
 	if !errors.As(err, &e) {
 		return nil, err
 	}
-	if s.forward == nil || e.PeerAPI == "" {
+	if s.forward == nil || e.Host == 0 {
 		return nil, e.Cause
 	}
 	s.onForward()
-	resp, err := call(ctx, "http://"+e.PeerAPI, connect.NewRequest(req))
+	resp, err := call(ctx, e.Host, connect.NewRequest(req))
 	if err == nil {
 		return resp, nil
 	}
@@ -133,6 +141,10 @@ func forwardFailure(err error) error {
 			out.AddDetail(d)
 		}
 		return out
+	}
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return &code.Error{Code: code.Unavailable, Effect: code.EffectNone, RetryAfterMs: 200, Cause: err}
 	}
 	return code.Maybe(code.QuorumLost, err, "the host that serves this did not answer: the outcome is unknown")
 }

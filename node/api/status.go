@@ -15,8 +15,9 @@ import (
 // statusService implements tierq.v1.StatusService.
 type statusService struct{ *Server }
 
-func (s statusService) client(base string) tierqv1connect.StatusServiceClient {
-	return tierqv1connect.NewStatusServiceClient(s.forward, base, connect.WithGRPC())
+func (s statusService) client(host uint64) tierqv1connect.StatusServiceClient {
+	httpClient, base := s.forward(host)
+	return tierqv1connect.NewStatusServiceClient(httpClient, base, connect.WithGRPC())
 }
 
 func (s statusService) FleetStatus(context.Context, *connect.Request[tierqv1.FleetStatusRequest]) (*connect.Response[tierqv1.FleetStatusResponse], error) {
@@ -73,28 +74,22 @@ func (s statusService) ShardDigest(ctx context.Context, req *connect.Request[tie
 }
 
 func (s statusService) digestOf(ctx context.Context, m *tierqv1.ShardDigestRequest, r ReplicaInfo) *tierqv1.ReplicaDigest {
-	fleet := s.backend.Fleet()
 	fail := func(err error) *tierqv1.ReplicaDigest {
 		return &tierqv1.ReplicaDigest{ReplicaId: uint64(r.Replica), Host: r.Host, Error: err.Error()}
 	}
-	if r.Host == fleet.Self {
+	if r.Host == s.backend.Fleet().Self {
 		d, err := s.backend.Digest(ctx, m.GetQueue(), m.GetPartition())
 		if err != nil {
 			return fail(err)
 		}
 		return protoDigest(d)
 	}
-	for _, h := range fleet.Hosts {
-		if h.ID != r.Host {
-			continue
-		}
-		resp, err := s.client("http://"+h.Peer).ShardDigest(ctx, connect.NewRequest(m))
-		if err != nil {
-			return fail(err)
-		}
-		if len(resp.Msg.GetReplicas()) == 1 {
-			return resp.Msg.GetReplicas()[0]
-		}
+	resp, err := s.client(r.Host).ShardDigest(ctx, connect.NewRequest(m))
+	if err != nil {
+		return fail(err)
+	}
+	if len(resp.Msg.GetReplicas()) == 1 {
+		return resp.Msg.GetReplicas()[0]
 	}
 	return fail(code.New(code.Unavailable, "host %d did not answer", r.Host))
 }
@@ -106,7 +101,7 @@ func protoDigest(d ReplicaDigest) *tierqv1.ReplicaDigest {
 // Bounds of a bench run at the server.
 const (
 	maxBenchDuration = 30 * time.Second
-	maxBenchInFlight = 4096
+	maxBenchInFlight = 100
 )
 
 func (s statusService) BenchPropose(ctx context.Context, req *connect.Request[tierqv1.BenchProposeRequest]) (*connect.Response[tierqv1.BenchProposeResponse], error) {
@@ -124,8 +119,8 @@ func (s statusService) BenchPropose(ctx context.Context, req *connect.Request[ti
 	}
 	res, err := s.backend.BenchPropose(ctx, r)
 	if err != nil {
-		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, base string, r *connect.Request[tierqv1.BenchProposeRequest]) (*connect.Response[tierqv1.BenchProposeResponse], error) {
-			return s.client(base).BenchPropose(ctx, r)
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.BenchProposeRequest]) (*connect.Response[tierqv1.BenchProposeResponse], error) {
+			return s.client(host).BenchPropose(ctx, r)
 		})
 	}
 	return connect.NewResponse(&tierqv1.BenchProposeResponse{
