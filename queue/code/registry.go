@@ -25,6 +25,7 @@ type Info struct {
 }
 
 // The codes. 0x0001–0x0fff protocol and messages, 0x2000 metadata, 0x4000 flow, 0x6000 replication, 0x7000 local outcomes.
+// Numbers that the systems before this one gave away are reserved (docs/reference/errors.md).
 const (
 	OK      Code = 0x7000 // took effect
 	Unknown Code = 0x7001 // a skipped command: its outcome cannot be told
@@ -56,8 +57,8 @@ const (
 	Skipped             Code = 0x0029 // decided on another change number; nothing changed
 	ConsumerLimit       Code = 0x002a
 	MaxWaitingPulls     Code = 0x0027
-	DeadExporting       Code = 0x0030
 	DeadTargetDown      Code = 0x0031
+	DeadExporting       Code = 0x0032
 
 	QueueExistsMismatch Code = 0x2001
 	GroupExistsMismatch Code = 0x2002
