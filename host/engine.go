@@ -1,0 +1,219 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/lni/dragonboat/v4"
+
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// gate keeps calls out of the engine once it closes: it frees what they use.
+type gate struct {
+	mu     sync.RWMutex
+	closed bool
+}
+
+// enter must be followed by leave if it returned true. What runs between them must not block.
+func (g *gate) enter() bool {
+	g.mu.RLock()
+	if g.closed {
+		g.mu.RUnlock()
+		return false
+	}
+	return true
+}
+
+func (g *gate) leave() { g.mu.RUnlock() }
+
+// close waits for those inside and keeps the others out.
+func (g *gate) close() {
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+}
+
+// Leader returns who leads a shard: its replica and that one's host. It knows from its own replica, or from what the hosts
+// that have one report, and may be late: a leader that died stays until an election. ok is false when none is known.
+func (h *RaftHost) Leader(shard uint64) (replica queue.ReplicaID, hostID, term uint64, ok bool) {
+	replica, term = h.ownLeader(shard)
+	if replica == 0 {
+		replica, term = h.reportedLeader(shard)
+	}
+	if replica == 0 {
+		return 0, 0, term, false
+	}
+	hostID, ok = h.hostOf(shard, replica)
+	return replica, hostID, term, ok
+}
+
+// ownLeader asks this host's replica.
+func (h *RaftHost) ownLeader(shard uint64) (queue.ReplicaID, uint64) {
+	if !h.gate.enter() {
+		return 0, 0
+	}
+	defer h.gate.leave()
+	leader, term, known, err := h.nodeHost.GetLeaderID(shard)
+	if err != nil || !known {
+		return 0, term
+	}
+	return queue.ReplicaID(leader), term
+}
+
+// reportedLeader asks what the hosts have reported that have a replica and are alive; the greatest term wins.
+func (h *RaftHost) reportedLeader(shard uint64) (leader queue.ReplicaID, term uint64) {
+	p, ok := h.placement(shard)
+	if !ok {
+		return 0, 0
+	}
+	for _, r := range p.Replicas {
+		report, ok := h.peers.Reported(r.HostID, shard)
+		if alive, _ := h.Alive(r.HostID); !ok || !alive || report.Leader == 0 || report.Term < term {
+			continue
+		}
+		leader, term = queue.ReplicaID(report.Leader), report.Term
+	}
+	return leader, term
+}
+
+// hostOf returns the host of a replica.
+func (h *RaftHost) hostOf(shard uint64, replica queue.ReplicaID) (uint64, bool) {
+	if p, ok := h.placement(shard); ok {
+		if r, ok := p.Replica(replica); ok {
+			return r.HostID, true
+		}
+	}
+	return h.registry.HostOf(shard, uint64(replica))
+}
+
+// placement returns where a shard's replicas live; that of the catalog is known before there is a catalog.
+func (h *RaftHost) placement(shard uint64) (catalog.Placement, bool) {
+	if p, ok := h.Catalog().Placement(shard); ok {
+		return p, true
+	}
+	if members := h.catalogMembers(); shard == catalog.ShardID && len(members) > 0 {
+		return catalog.Placement{Shard: catalog.ShardID, Replicas: members}, true
+	}
+	return catalog.Placement{}, false
+}
+
+// TransferLeader asks for another leader of a shard that this host's replica leads or follows, and returns nil when this host's
+// replica knows it as leader. Proposals are refused meanwhile. The new leader must be a full replica. An error, when ctx
+// ends, does not mean that the transfer does not happen.
+func (h *RaftHost) TransferLeader(ctx context.Context, shard uint64, to queue.ReplicaID) error {
+	p, _ := h.placement(shard)
+	if r, ok := p.Replica(to); ok && r.Birth == catalog.BirthWitness {
+		return code.New(code.InvalidArgument, "replica %d of shard %d is a witness: leadership goes only to a full replica", to, shard)
+	}
+	for {
+		changed := h.leaders.changed.wait()
+		if leader, _ := h.ownLeader(shard); leader == to {
+			return nil
+		}
+		if err := h.requestTransfer(shard, to); err != nil {
+			return err
+		}
+		if err := h.await(ctx, changed); err != nil {
+			return err
+		}
+	}
+}
+
+func (h *RaftHost) requestTransfer(shard uint64, to queue.ReplicaID) error {
+	if _, err := h.running(shard); err != nil {
+		return err
+	}
+	if !h.gate.enter() {
+		return shuttingDown()
+	}
+	defer h.gate.leave()
+	err := h.nodeHost.RequestLeaderTransfer(shard, uint64(to))
+	if err != nil && !errors.Is(err, dragonboat.ErrSystemBusy) {
+		return notProposed(shard, err)
+	}
+	return nil
+}
+
+// await waits for c.
+func (h *RaftHost) await(ctx context.Context, c <-chan struct{}) error {
+	select {
+	case <-c:
+		return nil
+	case <-ctx.Done():
+		return &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Cause: ctx.Err()}
+	case <-h.ctx.Done():
+		return shuttingDown()
+	}
+}
+
+// AwaitLeader returns nil once this host's replica of a shard knows a leader.
+func (h *RaftHost) AwaitLeader(ctx context.Context, shard uint64) error {
+	for {
+		changed := h.leaders.changed.wait()
+		if leader, _ := h.ownLeader(shard); leader != 0 {
+			return nil
+		}
+		if err := h.await(ctx, changed); err != nil {
+			return err
+		}
+	}
+}
+
+// Membership is who is in a shard, by replica id, with the host of each.
+type Membership struct {
+	ChangeID  uint64 // index of the last change
+	Full      map[queue.ReplicaID]uint64
+	NonVoting map[queue.ReplicaID]uint64
+	Witnesses map[queue.ReplicaID]uint64
+	Removed   []queue.ReplicaID
+}
+
+// Membership reads a shard's membership, linearizably, at this host's full replica.
+func (h *RaftHost) Membership(ctx context.Context, shard uint64) (Membership, error) {
+	if err := h.ReadIndex(ctx, shard); err != nil {
+		return Membership{}, err
+	}
+	ctx, cancel := h.deadline(ctx)
+	defer cancel()
+	if !h.gate.enter() {
+		return Membership{}, shuttingDown()
+	}
+	defer h.gate.leave()
+	m, err := h.nodeHost.SyncGetShardMembership(ctx, shard)
+	if err != nil {
+		return Membership{}, notProposed(shard, err)
+	}
+	out := Membership{
+		ChangeID: m.ConfigChangeID, Full: hosts(m.Nodes), NonVoting: hosts(m.NonVotings), Witnesses: hosts(m.Witnesses),
+	}
+	for id := range m.Removed {
+		out.Removed = append(out.Removed, queue.ReplicaID(id))
+	}
+	return out, nil
+}
+
+// hosts reads targets.
+func hosts(targets map[uint64]string) map[queue.ReplicaID]uint64 {
+	out := make(map[queue.ReplicaID]uint64, len(targets))
+	for replica, target := range targets {
+		id, err := ParseTarget(target)
+		if err != nil {
+			panic(fmt.Sprintf("BUG: replica %d is in a membership at %q", replica, target))
+		}
+		out[queue.ReplicaID(replica)] = id
+	}
+	return out
+}
+
+// deadline gives ctx the default deadline if it has none: the engine demands one.
+func (h *RaftHost) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, h.cfg.ProposeTimeout)
+}

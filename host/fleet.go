@@ -1,0 +1,590 @@
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/peer"
+	"github.com/tierq/tierq/host/peer/peerv1"
+	"github.com/tierq/tierq/queue/code"
+)
+
+const (
+	helloTimeout = time.Second
+	joinPause    = 100 * time.Millisecond
+	// joinReminder is how often a host that waits for others says so.
+	joinReminder = 10 * time.Second
+	// copyInterval bounds how often a host that follows the catalog writes its copy.
+	copyInterval = time.Second
+)
+
+// Fleet returns the fleet's id, zero while this host knows none.
+func (h *RaftHost) Fleet() catalog.FleetID {
+	id, err := catalog.ParseFleetID(h.fleetName())
+	if err != nil {
+		panic("BUG: the host's identity has fleet " + err.Error())
+	}
+	return id
+}
+
+func (h *RaftHost) fleetName() string {
+	h.identityMu.Lock()
+	defer h.identityMu.Unlock()
+	return h.identity.Fleet
+}
+
+// catalogMembers returns the members of shard 1 as this host's identity has them.
+func (h *RaftHost) catalogMembers() []catalog.Replica {
+	h.identityMu.Lock()
+	defer h.identityMu.Unlock()
+	return h.identity.members()
+}
+
+// updateIdentity changes the identity, durably.
+func (h *RaftHost) updateIdentity(change func(*identity)) error {
+	h.identityMu.Lock()
+	defer h.identityMu.Unlock()
+	next := h.identity
+	change(&next)
+	if err := writeIdentity(h.cfg.DataDir, next); err != nil {
+		return err
+	}
+	h.identity = next
+	return nil
+}
+
+// joinFleet brings a new host into a fleet, or forms one, and registers the host.
+//
+// A fleet is formed by its first full hosts, when each of them has been reached and said that it knows of none: a fleet
+// that exists is known to at least one of them, even if another has lost its data. A member whose data are gone is thereby told
+// of the fleet, and does not vote again.
+func (h *RaftHost) joinFleet(ctx context.Context) {
+	if h.fleetName() == "" && len(h.catalogMembers()) == 0 {
+		if !h.findFleet(ctx) {
+			return
+		}
+	}
+	h.poke()
+	if h.fleetName() == "" && !h.initFleet(ctx) {
+		return
+	}
+	close(h.formed)
+	h.poke()
+	if h.register(ctx) {
+		close(h.ready)
+	}
+}
+
+// findFleet asks the others until one names its fleet, or all of the catalog's first full hosts know of none and this is one
+// of them. It returns false when ctx ends.
+func (h *RaftHost) findFleet(ctx context.Context) bool {
+	members := h.cfg.catalogMembers()
+	said, reminded := "", time.Time{}
+	for ctx.Err() == nil {
+		found, err := h.askFleet(ctx, members)
+		if err == nil {
+			if err = h.updateIdentity(found); err == nil {
+				return true
+			}
+		}
+		if text := err.Error(); ctx.Err() == nil && (text != said || time.Since(reminded) > joinReminder) {
+			said, reminded = text, time.Now()
+			h.log.Info("waiting to join a fleet", zap.String("because", text))
+		}
+		pause(ctx, joinPause)
+	}
+	return false
+}
+
+// askFleet asks all hosts once. It returns what the identity becomes, or why it cannot be told yet.
+func (h *RaftHost) askFleet(ctx context.Context, members []catalog.Replica) (func(*identity), error) {
+	answers := h.helloAll(ctx)
+	var known *peerv1.HelloResponse
+	for _, a := range answers {
+		if a.FleetId == "" {
+			continue
+		}
+		if known != nil && known.FleetId != a.FleetId {
+			return nil, fmt.Errorf("host %d belongs to fleet %s and host %d to fleet %s: check the list of hosts", known.HostId, known.FleetId, a.HostId, a.FleetId)
+		}
+		known = a
+	}
+	if known != nil {
+		return func(id *identity) { id.Fleet = known.FleetId; id.setMembers(membersOf(known)) }, nil
+	}
+	if !slices.ContainsFunc(members, func(r catalog.Replica) bool { return r.HostID == h.cfg.HostID && r.Birth == catalog.BirthInitial }) {
+		return nil, errors.New("no host that was reached knows a fleet")
+	}
+	var missing []string
+	for _, r := range members {
+		if r.HostID == h.cfg.HostID || r.Birth != catalog.BirthInitial {
+			continue
+		}
+		a, ok := answers[r.HostID]
+		if !ok {
+			spec, _ := h.cfg.host(r.HostID)
+			missing = append(missing, fmt.Sprintf("host %d at %s", r.HostID, spec.PeerAddr))
+		} else if !slices.Equal(membersOf(a), members) {
+			return nil, fmt.Errorf("host %d has another list of hosts, from which other members of the catalog follow: make the lists equal", r.HostID)
+		}
+	}
+	if len(missing) > 0 {
+		return nil, fmt.Errorf("a new fleet is formed when its first full hosts have reached one another, and there is no answer from %s", strings.Join(missing, ", "))
+	}
+	return func(id *identity) { id.setMembers(members) }, nil
+}
+
+// helloAll asks every other host of the list who it is.
+func (h *RaftHost) helloAll(ctx context.Context) map[uint64]*peerv1.HelloResponse {
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	defer cancel()
+	var mu sync.Mutex
+	var asked sync.WaitGroup
+	answers := make(map[uint64]*peerv1.HelloResponse)
+	for _, spec := range h.cfg.Hosts {
+		if spec.ID == h.cfg.HostID {
+			continue
+		}
+		asked.Go(func() {
+			resp, err := h.peers.Service(spec.ID).Hello(ctx, connect.NewRequest(&peerv1.HelloRequest{}))
+			if err != nil {
+				h.log.Debug("no answer", zap.Uint64("peer", spec.ID), zap.Error(err))
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			answers[spec.ID] = resp.Msg
+		})
+	}
+	asked.Wait()
+	return answers
+}
+
+func membersOf(a *peerv1.HelloResponse) []catalog.Replica {
+	var id identity
+	for _, m := range a.Members {
+		id.Catalog = append(id.Catalog, identityMember{Replica: m.ReplicaId, HostID: m.HostId, Birth: uint8(m.Birth)})
+	}
+	return id.members()
+}
+
+// initFleet gives the fleet its id, through the catalog's replica on this host, which the reconcile loop starts. Every initial member
+// proposes one, and the first wins.
+func (h *RaftHost) initFleet(ctx context.Context) bool {
+	c := &catalog.InitFleet{Members: h.catalogMembers()}
+	if _, err := rand.Read(c.FleetID[:]); err != nil {
+		panic("FATAL: random numbers: " + err.Error())
+	}
+	if _, err := rand.Read(c.MACKey[:]); err != nil {
+		panic("FATAL: random numbers: " + err.Error())
+	}
+	for ctx.Err() == nil {
+		attempt, cancel := context.WithTimeout(ctx, h.cfg.ProposeTimeout)
+		r, err := h.proposeHere(attempt, catalog.Encode(c))
+		cancel()
+		if err == nil {
+			err = r.Err()
+		}
+		if err == nil {
+			if err = h.updateIdentity(func(id *identity) { id.Fleet = r.Fleet.String() }); err == nil {
+				h.log.Info("the fleet is formed", zap.Stringer("fleet", r.Fleet))
+				return true
+			}
+		}
+		h.log.Debug("the fleet has no id yet", zap.Error(err))
+		pause(ctx, joinPause)
+	}
+	return false
+}
+
+// register tells the catalog this host's addresses and domain, until it has them.
+func (h *RaftHost) register(ctx context.Context) bool {
+	spec, _ := h.cfg.self()
+	want := catalog.Host{
+		ID: spec.ID, Role: spec.Role, RaftAddr: spec.RaftAddr, PeerAddr: spec.PeerAddr, ClientAddr: spec.ClientAddr, Domain: spec.Domain,
+	}
+	said := ""
+	for ctx.Err() == nil {
+		r, err := h.ProposeCatalog(ctx, &catalog.RegisterHost{Host: want})
+		if err == nil {
+			err = r.Err()
+		}
+		if err == nil {
+			return h.AwaitCatalog(ctx, r.Version) == nil
+		}
+		want.Version = r.Host.Version
+		if text := err.Error(); text != said && ctx.Err() == nil && r.Code != code.MutationFenced {
+			said = text
+			h.log.Warn("this host cannot register in the catalog yet", zap.Error(err))
+		}
+		pause(ctx, joinPause)
+	}
+	return false
+}
+
+// pause waits, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// Catalog returns the newest catalog that this host has seen; never nil. Before the fleet is formed it is empty.
+func (h *RaftHost) Catalog() *catalog.View { return h.view.Load() }
+
+// AwaitCatalog returns nil once Catalog has at least a version.
+func (h *RaftHost) AwaitCatalog(ctx context.Context, version uint64) error {
+	for {
+		changed := h.changed.wait()
+		if h.Catalog().Version() >= version {
+			return nil
+		}
+		if err := h.await(ctx, changed); err != nil {
+			return err
+		}
+	}
+}
+
+// setView takes up a newer catalog and tells everybody. Views of another fleet are refused.
+func (h *RaftHost) setView(v *catalog.View) {
+	h.viewMu.Lock()
+	defer h.viewMu.Unlock()
+	if v == nil || v.Version() <= h.Catalog().Version() {
+		return
+	}
+	if own := h.Fleet(); own != (catalog.FleetID{}) && v.Fleet() != own {
+		h.log.Error("a catalog of another fleet is refused", zap.Stringer("own", own), zap.Stringer("other", v.Fleet()))
+		return
+	}
+	h.view.Store(v)
+	h.book.update(v)
+	if h.cfg.OnCatalog != nil {
+		h.cfg.OnCatalog(v)
+	}
+	h.changed.signal()
+	h.poke()
+}
+
+// followCatalog keeps the view fresh: from this host's own replica of the catalog, else by watching a host that has one.
+func (h *RaftHost) followCatalog(ctx context.Context) {
+	var written time.Time
+	for ctx.Err() == nil {
+		if h.holdsCatalog() {
+			h.setView(h.catalog.View())
+			select {
+			case <-h.applied:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if err := h.watchCatalog(ctx); err != nil {
+			h.log.Debug("the catalog cannot be watched now", zap.Error(err))
+			pause(ctx, joinPause)
+		}
+		if v := h.Catalog(); v.Version() > h.copied && time.Since(written) > copyInterval {
+			h.copyCatalog(v)
+			written = time.Now()
+		}
+	}
+	if v := h.Catalog(); v.Version() > h.copied {
+		h.copyCatalog(v)
+	}
+}
+
+// holdsCatalog says whether a full replica of the catalog runs here.
+func (h *RaftHost) holdsCatalog() bool {
+	r, ok := h.replicas.Load(catalog.ShardID)
+	return ok && !r.(*running).witness
+}
+
+// watchWait is how long a watch lasts without news. It is short enough that a host which becomes a member notices.
+const watchWait = 5 * time.Second
+
+// watchCatalog asks one host for a newer catalog. It returns nil without one when the wait ended.
+func (h *RaftHost) watchCatalog(ctx context.Context) error {
+	if h.fleetName() == "" {
+		select {
+		case <-h.formed:
+		case <-h.applied: // this host's own replica has begun
+		case <-ctx.Done():
+		}
+		return nil
+	}
+	hostID, err := h.catalogHost()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, watchWait+helloTimeout)
+	defer cancel()
+	resp, err := h.peers.Service(hostID).WatchCatalog(ctx, connect.NewRequest(&peerv1.WatchCatalogRequest{
+		AfterVersion: h.Catalog().Version(), WaitMs: uint32(watchWait.Milliseconds()),
+	}))
+	if err != nil {
+		return peer.FromConnect(err)
+	}
+	return h.takeCatalog(resp.Msg)
+}
+
+func (h *RaftHost) takeCatalog(m *peerv1.WatchCatalogResponse) error {
+	if len(m.View) == 0 {
+		return nil
+	}
+	v, err := catalog.DecodeView(m.View)
+	if err != nil {
+		return err
+	}
+	h.setView(v)
+	return nil
+}
+
+// catalogHost returns another host with a full replica of the catalog, by turns, those first that are alive.
+func (h *RaftHost) catalogHost() (uint64, error) {
+	p, ok := h.placement(catalog.ShardID)
+	if !ok {
+		return 0, code.New(code.Unavailable, "this host does not know where the catalog is")
+	}
+	var alive, silent []uint64
+	for _, r := range p.Replicas {
+		if r.HostID == h.cfg.HostID || r.Birth == catalog.BirthWitness || r.State >= catalog.ReplicaLost {
+			continue
+		}
+		if ok, _ := h.Alive(r.HostID); ok {
+			alive = append(alive, r.HostID)
+		} else {
+			silent = append(silent, r.HostID)
+		}
+	}
+	from := alive
+	if len(from) == 0 {
+		from = silent
+	}
+	if len(from) == 0 {
+		return 0, code.New(code.Unavailable, "no other host holds the catalog")
+	}
+	return from[h.turn.Add(1)%uint64(len(from))], nil
+}
+
+// copyCatalog writes this host's copy of the catalog, for its next start. A copy that cannot be written is tried again.
+func (h *RaftHost) copyCatalog(v *catalog.View) {
+	if err := replaceFile(filepath.Join(h.cfg.DataDir, catalogFile), catalog.EncodeView(v)); err != nil {
+		h.log.Warn("the copy of the catalog cannot be written", zap.Error(err))
+		return
+	}
+	h.copied = v.Version()
+}
+
+// loadCatalogCopy reads the copy; a damaged one is as good as none, since the fleet has the original.
+func (h *RaftHost) loadCatalogCopy() error {
+	path := filepath.Join(h.cfg.DataDir, catalogFile)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the copy of the catalog: %w", err)
+	}
+	v, err := catalog.DecodeView(b)
+	if err != nil {
+		h.log.Warn("the copy of the catalog is not used", zap.String("path", path), zap.Error(err))
+		return nil
+	}
+	if fleet := v.Fleet().String(); fleet != h.identity.Fleet {
+		return fmt.Errorf("data directory %s belongs to fleet %s, but its %s is of fleet %s: remove that file", h.cfg.DataDir, h.identity.Fleet, catalogFile, fleet)
+	}
+	h.copied = v.Version()
+	h.view.Store(v)
+	h.book.update(v)
+	return nil
+}
+
+// ProposeCatalog proposes a catalog command, here or at a host that holds the catalog, and returns its result, which may be a
+// refusal (Result.Err). It repeats the command until it is answered or ctx ends: every catalog command may be applied
+// twice without harm. On success the change is in Catalog when it returns, unless ctx ends first.
+func (h *RaftHost) ProposeCatalog(ctx context.Context, c catalog.Command) (catalog.Result, error) {
+	ctx, cancel := h.deadline(ctx)
+	defer cancel()
+	b := catalog.Encode(c)
+	effect := code.EffectNone
+	for {
+		r, err := h.proposeCatalogOnce(ctx, b)
+		if err == nil {
+			h.AwaitCatalog(ctx, r.Version) //nolint:errcheck // the command was answered, which is what counts
+			return r, nil
+		}
+		var e *code.Error
+		if !errors.As(err, &e) {
+			e = &code.Error{Code: code.Internal, Effect: code.EffectMaybe, Cause: err}
+		}
+		effect = max(effect, e.Effect)
+		if ctx.Err() == nil && (e.Effect == code.EffectMaybe || e.Code.Info().Class == code.ClassTransient) && h.ctx.Err() == nil {
+			pause(ctx, 20*time.Millisecond)
+			continue
+		}
+		e.Effect = effect
+		return catalog.Result{}, e
+	}
+}
+
+func (h *RaftHost) proposeCatalogOnce(ctx context.Context, command []byte) (catalog.Result, error) {
+	if h.holdsCatalog() {
+		return h.proposeHere(ctx, command)
+	}
+	hostID, err := h.catalogHost()
+	if err != nil {
+		return catalog.Result{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, h.cfg.ProposeTimeout)
+	defer cancel()
+	resp, err := h.peers.Service(hostID).ProposeCatalog(ctx, connect.NewRequest(&peerv1.ProposeCatalogRequest{Command: command}))
+	if err != nil {
+		return catalog.Result{}, peer.FromConnect(err)
+	}
+	r, err := catalog.DecodeResult(resp.Msg.Result)
+	if err != nil {
+		return r, code.Maybe(code.Internal, err, "the result cannot be decoded")
+	}
+	return r, nil
+}
+
+// proposeHere proposes at this host's replica of the catalog.
+func (h *RaftHost) proposeHere(ctx context.Context, command []byte) (catalog.Result, error) {
+	timeout, err := h.timeout(ctx)
+	if err != nil {
+		return catalog.Result{}, err
+	}
+	p, err := h.ProposeAsync(catalog.ShardID, command, timeout)
+	if err != nil {
+		return catalog.Result{}, err
+	}
+	raw, err := p.wait(ctx)
+	if err != nil {
+		return catalog.Result{}, err
+	}
+	r, err := catalog.DecodeResult(raw.Data)
+	if err != nil {
+		return r, code.Maybe(code.Internal, err, "the result cannot be decoded")
+	}
+	return r, nil
+}
+
+// ReadCatalog returns a catalog that contains every change that was acknowledged before the call.
+func (h *RaftHost) ReadCatalog(ctx context.Context) (*catalog.View, error) {
+	ctx, cancel := h.deadline(ctx)
+	defer cancel()
+	if h.holdsCatalog() {
+		if err := h.ReadIndex(ctx, catalog.ShardID); err != nil {
+			return nil, err
+		}
+		v := h.catalog.View()
+		h.setView(v)
+		return v, nil
+	}
+	hostID, err := h.catalogHost()
+	if err != nil {
+		return nil, err
+	}
+	resp, err := h.peers.Service(hostID).ReadCatalog(ctx, connect.NewRequest(&peerv1.ReadCatalogRequest{}))
+	if err != nil {
+		return nil, peer.FromConnect(err)
+	}
+	v, err := catalog.DecodeView(resp.Msg.View)
+	if err != nil {
+		return nil, &code.Error{Code: code.Internal, Effect: code.EffectNone, Cause: err}
+	}
+	h.setView(v)
+	return v, nil
+}
+
+// CreateQueue creates a queue, fills in its options' defaults, and returns it as the catalog has it. Refusals are *code.Error with
+// EffectNone. The same creation again returns the same queue.
+func (h *RaftHost) CreateQueue(ctx context.Context, c catalog.CreateQueue) (catalog.Queue, error) {
+	c.Options.EnsureDefaults()
+	if err := c.Options.Validate(); err != nil {
+		return catalog.Queue{}, code.New(code.InvalidArgument, "%v", err)
+	}
+	r, err := h.ProposeCatalog(ctx, &c)
+	if err == nil {
+		err = r.Err()
+	}
+	return r.Queue, err
+}
+
+// DeleteQueue deletes a queue. Its replicas are removed by the hosts that have them, in their time.
+func (h *RaftHost) DeleteQueue(ctx context.Context, c catalog.DeleteQueue) error {
+	r, err := h.ProposeCatalog(ctx, &c)
+	if err != nil {
+		return err
+	}
+	return r.Err()
+}
+
+// peerBackend is what the peer API asks its host.
+type peerBackend struct{ h *RaftHost }
+
+var _ peer.Backend = (*peerBackend)(nil)
+
+func (b *peerBackend) Identity() peer.Identity {
+	h := b.h
+	id := peer.Identity{HostID: h.cfg.HostID, Fleet: h.fleetName()}
+	members := h.catalogMembers()
+	if len(members) == 0 {
+		members = h.cfg.catalogMembers()
+	}
+	for _, m := range members {
+		id.Members = append(id.Members, peer.Member{Replica: uint64(m.ID), HostID: m.HostID, Birth: uint8(m.Birth)})
+	}
+	return id
+}
+
+// Hosts are those of the catalog and of the list.
+func (b *peerBackend) Hosts() []uint64 { return b.h.book.others(b.h.cfg.HostID) }
+
+func (b *peerBackend) CatalogAfter(ctx context.Context, version uint64) (uint64, []byte) {
+	if err := b.h.AwaitCatalog(ctx, version+1); err != nil {
+		return version, nil
+	}
+	v := b.h.Catalog()
+	return v.Version(), catalog.EncodeView(v)
+}
+
+func (b *peerBackend) ReadCatalog(ctx context.Context) (uint64, []byte, error) {
+	if !b.h.holdsCatalog() {
+		return 0, nil, notReplica(catalog.ShardID)
+	}
+	v, err := b.h.ReadCatalog(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	return v.Version(), catalog.EncodeView(v), nil
+}
+
+func (b *peerBackend) ProposeCatalog(ctx context.Context, command []byte) ([]byte, error) {
+	if _, err := catalog.Decode(command); err != nil {
+		return nil, code.New(code.Malformed, "%v", err)
+	}
+	r, err := b.h.proposeHere(ctx, command)
+	if err != nil {
+		return nil, err
+	}
+	return catalog.EncodeResult(r), nil
+}
+
+func (b *peerBackend) Reports() ([]peer.ShardReport, uint64) {
+	return b.h.reports(), b.h.Catalog().Version()
+}

@@ -1,0 +1,434 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/lni/dragonboat/v4"
+	"github.com/lni/dragonboat/v4/client"
+	"github.com/lni/dragonboat/v4/config"
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/peer"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/wal"
+	"github.com/tierq/tierq/witness"
+)
+
+// The directories and files of a data directory, beside LOCK, identity.json and replicas.journal.
+const (
+	raftDir     = "raft"         // the engine's own: snapshots, and a stock log
+	walDir      = "wal"          // the Raft log
+	stateDir    = "state"        // the store of the full replicas
+	catalogFile = "catalog.copy" // the catalog as this host last saw it
+)
+
+// Settings of every replica. Each is the same on all hosts of a fleet: one that pre-votes panics one that does not.
+const (
+	snapshotEntries    = 20_000
+	compactionOverhead = 5_000
+	maxInMemLogBytes   = 64 << 20
+)
+
+// RaftHost runs the replicas of one host: many shards on one NodeHost. Its methods may be called from any goroutine, and
+// fail with SHUTTING_DOWN after Close.
+//
+// Open takes the data directory, the ports and the NodeHost; nothing runs before Start, so that whoever opened it can keep
+// it where the callbacks find it, and register its services on Peers.
+type RaftHost struct {
+	cfg      Config
+	log      *zap.Logger
+	lock     *dirLock
+	journal  *journal
+	nodeHost *dragonboat.NodeHost
+	registry *Registry
+	peers    *peer.Peers
+	clock    *Clock
+	states   *states
+	catalog  *catalog.Machine
+	leaders  *leaderBoard
+	book     *addressBook
+	gate     gate
+
+	viewMu  sync.Mutex                   // orders changes of view
+	view    atomic.Pointer[catalog.View] // never nil
+	changed *broadcast                   // a newer view
+	copied  uint64                       // version of the copy on disk; of followCatalog
+	turn    atomic.Uint64                // which host of the catalog is asked next
+	wake    chan struct{}                // the reconcile loop has something to do
+	applied chan struct{}                // this host's replica of the catalog has changed, or begun
+	formed  chan struct{}                // closed when the fleet id is known
+	ready   chan struct{}                // closed when this host is registered in the catalog
+
+	identityMu sync.Mutex
+	identity   identity
+
+	replicaMu sync.Mutex // serializes starts and stops
+	replicas  sync.Map   // shard → *running
+
+	poisonMu   sync.Mutex
+	poison     map[uint64]error // shards whose replica was taken out
+	poisonWake chan struct{}
+	conflictAt atomic.Int64 // unix seconds of the last report
+
+	// Background work, all of which ends with ctx.
+	ctx    context.Context
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	startOnce sync.Once
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// running is a replica of this host that the engine has.
+type running struct {
+	shard   uint64
+	id      queue.ReplicaID
+	witness bool
+	session *client.Session
+	clock   shardClock
+	reader  queue.Reader // full replicas of queues, once they are open
+
+	lastMu              sync.Mutex
+	lastIndex, lastTerm uint64 // of the last durable entry
+}
+
+// Open opens the data directory of a host. Its errors are one line each and say what to do; then nothing is left open.
+func Open(cfg Config) (_ *RaftHost, err error) {
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	h := newRaftHost(cfg)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, h.release())
+		}
+	}()
+	if err := h.openData(); err != nil {
+		return nil, err
+	}
+	if err := h.openPeers(); err != nil {
+		return nil, err
+	}
+	return h, h.openEngine()
+}
+
+func newRaftHost(cfg Config) *RaftHost {
+	h := &RaftHost{
+		cfg:        cfg,
+		log:        cfg.Logger.With(zap.Uint64("host", cfg.HostID)),
+		leaders:    newLeaderBoard(),
+		changed:    newBroadcast(),
+		wake:       make(chan struct{}, 1),
+		applied:    make(chan struct{}, 1),
+		formed:     make(chan struct{}),
+		ready:      make(chan struct{}),
+		poison:     make(map[uint64]error),
+		poisonWake: make(chan struct{}, 1),
+	}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.view.Store(catalog.NewState().Seal())
+	h.catalog = &catalog.Machine{OnChange: h.signalApplied, OnPoison: func(err error) { h.poisoned(catalog.ShardID, err) }}
+	h.registry = NewRegistry()
+	h.registry.OnConflict = h.conflict
+	h.book = newAddressBook(h.registry, cfg.Hosts)
+	return h
+}
+
+// openData takes the directory and what is in it but the engine.
+func (h *RaftHost) openData() (err error) {
+	if h.lock, err = lockDir(h.cfg.DataDir); err != nil {
+		return err
+	}
+	self, _ := h.cfg.self()
+	if h.identity, err = openIdentity(h.cfg.DataDir, self); err != nil {
+		return err
+	}
+	if h.journal, err = openJournal(h.cfg.DataDir); err != nil {
+		return err
+	}
+	if err := h.loadCatalogCopy(); err != nil {
+		return err
+	}
+	if self.Role == catalog.HostFull {
+		h.states, err = openStates(filepath.Join(h.cfg.DataDir, stateDir), h)
+	}
+	return err
+}
+
+// openPeers binds the peer API.
+func (h *RaftHost) openPeers() (err error) {
+	self, _ := h.cfg.self()
+	listener := h.cfg.PeerListener
+	if listener == nil {
+		address := h.cfg.PeerListen
+		if address == "" {
+			address = self.PeerAddr
+		}
+		if listener, err = net.Listen("tcp", address); err != nil {
+			return inUse("peer", address, err)
+		}
+	}
+	h.peers = peer.New(peer.Config{
+		HostID:   h.cfg.HostID,
+		Listener: listener,
+		Fleet:    h.fleetName,
+		Address:  h.book.peer,
+		Wall:     h.cfg.WallClock,
+		Backend:  &peerBackend{h},
+		Interval: h.cfg.ReportInterval,
+		Silence:  h.cfg.Silence,
+		Logger:   h.log,
+	})
+	h.clock = newClock(h.cfg.WallClock, h.cfg.BootClock, h.peers.ClockOffsets)
+	return nil
+}
+
+func inUse(what, address string, err error) error {
+	return fmt.Errorf("the %s address %s cannot be bound: %w: stop what uses it, or configure another one", what, address, err)
+}
+
+// openEngine makes the NodeHost.
+func (h *RaftHost) openEngine() error {
+	if err := routeEngineLog(h.cfg.Logger); err != nil {
+		return err
+	}
+	settings, err := ApplySoftSettings()
+	if err != nil {
+		return err
+	}
+	h.log.Debug("engine settings", zap.Any("settings", settings))
+	dir := filepath.Join(h.cfg.DataDir, raftDir)
+	if former, err := AdoptHostname(dir); err != nil {
+		return err
+	} else if former != "" {
+		h.log.Info("the machine has another hostname, its data were adopted", zap.String("former", former))
+	}
+	nhc, err := h.nodeHostConfig(dir)
+	if err != nil {
+		return err
+	}
+	if err := checkListen(nhc.GetListenAddress()); err != nil {
+		return err
+	}
+	h.nodeHost, err = newNodeHost(nhc)
+	return err
+}
+
+func (h *RaftHost) nodeHostConfig(dir string) (config.NodeHostConfig, error) {
+	self, _ := h.cfg.self()
+	nhc := config.NodeHostConfig{
+		NodeHostID:          Target(h.cfg.HostID),
+		NodeHostDir:         dir,
+		RTTMillisecond:      uint64(h.cfg.RTT.Milliseconds()),
+		RaftAddress:         self.RaftAddr,
+		ListenAddress:       h.cfg.RaftListen,
+		EnableMetrics:       true,
+		RaftEventListener:   &raftEvents{h},
+		SystemEventListener: &systemEvents{h},
+		MaxSendQueueSize:    64 << 20,
+		MaxReceiveQueueSize: 64 << 20,
+		Expert:              config.ExpertConfig{NodeRegistryFactory: h.registry.Factory()},
+	}
+	err := wal.Configure(&nhc, wal.Options{
+		Dir:               filepath.Join(h.cfg.DataDir, walDir),
+		Kind:              h.cfg.LogKind,
+		HostID:            h.cfg.HostID,
+		ExecWorkers:       h.cfg.ExecWorkers,
+		LowSpaceBytes:     h.cfg.LowSpaceBytes,
+		OnLastEntry:       h.lastEntry,
+		OnSpace:           h.cfg.OnSpace,
+		OnFailure:         func(err error) { h.log.Error("the Raft log failed, this host stops", zap.Error(err)) },
+		WitnessMembership: witness.Membership,
+		Logger:            h.log.Named("wal"),
+		Registerer:        h.cfg.Registerer,
+	})
+	return nhc, err
+}
+
+// newNodeHost turns what the engine does in place of an error into one: a panic, or no host and no error.
+func newNodeHost(nhc config.NodeHostConfig) (nh *dragonboat.NodeHost, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			nh, err = nil, fmt.Errorf("the Raft engine does not start on %s: %v", nhc.NodeHostDir, r)
+		}
+	}()
+	nh, err = dragonboat.NewNodeHost(nhc)
+	if err != nil {
+		return nil, fmt.Errorf("the Raft engine does not start on %s: %w", nhc.NodeHostDir, err)
+	}
+	if nh == nil {
+		return nil, fmt.Errorf("the Raft engine does not start on %s, and does not say why: see the log above", nhc.NodeHostDir)
+	}
+	return nh, nil
+}
+
+// checkListen binds an address for a moment: the engine panics, or says less, when it cannot.
+func checkListen(address string) error {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return inUse("Raft", address, err)
+	}
+	return l.Close()
+}
+
+// Start begins the host's work: it serves the peer API, forms or joins the fleet, and runs what the catalog says. It returns at
+// once; AwaitReady waits.
+func (h *RaftHost) Start() {
+	h.startOnce.Do(func() {
+		h.peers.Start()
+		h.goTask(h.joinFleet)
+		h.goTask(h.followCatalog)
+		h.goTask(h.stopPoisoned)
+		h.goTask(h.reconcileLoop)
+	})
+}
+
+// goTask runs f until it returns; it must when h.ctx ends.
+func (h *RaftHost) goTask(f func(context.Context)) {
+	h.tasks.Add(1)
+	go func() {
+		defer h.tasks.Done()
+		f(h.ctx)
+	}()
+}
+
+// Close stops the host's replicas and releases everything. It may be called more than once, and before Start.
+func (h *RaftHost) Close() error {
+	h.closeOnce.Do(func() { h.closeErr = h.release() })
+	return h.closeErr
+}
+
+// release closes what is open, in the order in which it is used. Background work ends before the engine: it calls it.
+func (h *RaftHost) release() error {
+	h.cancel()
+	h.catalog.Release()
+	var errs []error
+	if h.peers != nil {
+		errs = append(errs, h.peers.Close())
+	}
+	h.tasks.Wait()
+	if h.nodeHost != nil {
+		h.stopAll()
+		h.gate.close()
+		h.nodeHost.Close()
+	}
+	if h.states != nil {
+		errs = append(errs, h.states.close())
+	}
+	if h.journal != nil {
+		errs = append(errs, h.journal.close())
+	}
+	if h.lock != nil {
+		errs = append(errs, h.lock.release())
+	}
+	return errors.Join(errs...)
+}
+
+// HostID returns this host's id.
+func (h *RaftHost) HostID() uint64 { return h.cfg.HostID }
+
+// Clock returns this host's time.
+func (h *RaftHost) Clock() *Clock { return h.clock }
+
+// Peers returns the host's side of the peer API, on which other packages register their services before Start.
+func (h *RaftHost) Peers() *peer.Peers { return h.peers }
+
+// Alive says whether a host has reported to this one, or answered it, within Config.Silence, and how long ago that was; this host
+// itself is alive. A host that was never heard of is not alive since this host's start.
+func (h *RaftHost) Alive(hostID uint64) (alive bool, since time.Duration) {
+	if hostID == h.cfg.HostID {
+		return true, 0
+	}
+	return h.peers.Alive(hostID)
+}
+
+// AwaitReady returns nil once the fleet is formed and this host is registered in its catalog, or a *code.Error when ctx ends.
+func (h *RaftHost) AwaitReady(ctx context.Context) error {
+	select {
+	case <-h.ready:
+		return nil
+	case <-ctx.Done():
+		return &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Text: h.notReady(), Cause: ctx.Err()}
+	case <-h.ctx.Done():
+		return shuttingDown()
+	}
+}
+
+// notReady says what the host waits for.
+func (h *RaftHost) notReady() string {
+	select {
+	case <-h.formed:
+		return "the host is not registered in the catalog yet: a majority of the catalog's hosts must be reachable"
+	default:
+		return "the fleet is not formed yet: all of the catalog's first full hosts must be reachable once"
+	}
+}
+
+func shuttingDown() *code.Error {
+	return code.New(code.ShuttingDown, "%s", code.ShuttingDown.Info().Text)
+}
+
+// running returns this host's replica of a shard.
+func (h *RaftHost) running(shard uint64) (*running, error) {
+	if h.ctx.Err() != nil {
+		return nil, shuttingDown()
+	}
+	r, ok := h.replicas.Load(shard)
+	if !ok || r.(*running).witness {
+		return nil, notReplica(shard)
+	}
+	return r.(*running), nil
+}
+
+// Reader returns the read side of this host's full replica of a queue's shard.
+func (h *RaftHost) Reader(shard uint64) (queue.Reader, bool) {
+	r, ok := h.replicas.Load(shard)
+	if !ok || r.(*running).reader == nil {
+		return nil, false
+	}
+	return r.(*running).reader, true
+}
+
+// SelfReplica returns the id of this host's replica of a shard, full or witness, while it runs.
+func (h *RaftHost) SelfReplica(shard uint64) (queue.ReplicaID, bool) {
+	r, ok := h.replicas.Load(shard)
+	if !ok {
+		return 0, false
+	}
+	return r.(*running).id, true
+}
+
+// Stamp returns the time to put into a command for a shard: the greater of the accepted wall clock, and the shard's clock as
+// this host last applied it plus the boot time since. It fails with CLOCK_SKEW while this host's clock differs from the fleet's.
+func (h *RaftHost) Stamp(shard uint64) (queue.Stamp, error) {
+	wall, err := h.clock.Wall()
+	if err != nil {
+		return 0, err
+	}
+	if r, ok := h.replicas.Load(shard); ok {
+		return max(wall, r.(*running).clock.now(h.clock.Boot())), nil
+	}
+	return wall, nil
+}
+
+// conflict is told when a message claims that a replica lives elsewhere: a copied data directory, or an id given twice. It is
+// called for every such message, so it says so once in a while.
+func (h *RaftHost) conflict(shard, replica, hostID, claimed uint64) {
+	now := time.Now().Unix()
+	if last := h.conflictAt.Load(); now-last < 10 || !h.conflictAt.CompareAndSwap(last, now) {
+		return
+	}
+	h.log.Error("two hosts say that they hold the same replica: a data directory was copied, or an id was given to two hosts",
+		zap.Uint64("shard", shard), zap.Uint64("replica", replica), zap.Uint64("at", hostID), zap.Uint64("claimedBy", claimed))
+}

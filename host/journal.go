@@ -1,0 +1,190 @@
+package host
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+)
+
+const journalFile = "replicas.journal"
+
+// step is how far this host's dealings with a replica are. Part of the format; do not renumber.
+type step uint8
+
+const (
+	// stepBorn: this host is about to claim the replica's first start, under a nonce. Durable before the claim.
+	stepBorn step = 1
+	// stepStarting: StartReplica is about to be called. It survives the process, not a power loss: what it is for, a start
+	// that panics the process, leaves the machine up.
+	stepStarting step = 2
+	// stepStarted: StartReplica returned; the replica has data here from now on. Durable.
+	stepStarted step = 3
+	// stepRemoving: the data are about to be removed and the replica never starts again. Durable.
+	stepRemoving step = 4
+	// stepRemoved: the data are removed. Durable.
+	stepRemoved step = 5
+	// stepLost: the replica had been started and its data are not here. Durable.
+	stepLost step = 6
+	// stepUp: a start that was not the first returned. It takes back stepStarting, and is as durable.
+	stepUp step = 7
+)
+
+// replicaKey names a replica.
+type replicaKey struct{ shard, replica uint64 }
+
+// replicaRecord is what the journal says of a replica.
+type replicaRecord struct {
+	nonce    uint64 // of its claim
+	begun    bool   // it has been started at least once
+	starts   int    // starts that did not return, in a row
+	removing bool
+	removed  bool
+	lost     bool
+}
+
+// A record in the file, big-endian: kind u8, shard u64, replica u64, nonce u64, CRC-32C of these u32.
+const journalRecordBytes = 1 + 8 + 8 + 8 + 4
+
+var journalMagic = []byte("TQREPL\x00\x01")
+
+// journal records, on this host's disk, what the catalog cannot know in time: which replicas have been started here, and
+// which start is under way. Its methods may be called from any goroutine.
+type journal struct {
+	mu       sync.Mutex
+	f        *os.File
+	replicas map[replicaKey]replicaRecord
+}
+
+// openJournal reads the journal of a data directory, cuts a torn tail, and rewrites it in its shortest form.
+func openJournal(dir string) (*journal, error) {
+	path := filepath.Join(dir, journalFile)
+	b, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the journal of replicas: %w", err)
+	}
+	j := &journal{replicas: make(map[replicaKey]replicaRecord)}
+	if err := j.load(path, b); err != nil {
+		return nil, err
+	}
+	if err := replaceFile(path, j.encode()); err != nil {
+		return nil, fmt.Errorf("write the journal of replicas: %w", err)
+	}
+	j.f, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open the journal of replicas: %w", err)
+	}
+	return j, nil
+}
+
+// load applies the records of b. What follows the last whole record is a write that a crash cut short; a bad record with a whole
+// one behind it is corruption.
+func (j *journal) load(path string, b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	if !bytes.HasPrefix(b, journalMagic) {
+		return fmt.Errorf("%s is not a journal that this binary knows", path)
+	}
+	for at := len(journalMagic); at+journalRecordBytes <= len(b); at += journalRecordBytes {
+		r := b[at : at+journalRecordBytes]
+		if crc32.Checksum(r[:25], crcTable) != binary.BigEndian.Uint32(r[25:]) {
+			if at+2*journalRecordBytes <= len(b) {
+				return fmt.Errorf("%s: the record at offset %d does not match its checksum: restore the file, or replace this host with a fresh one", path, at)
+			}
+			return nil
+		}
+		key := replicaKey{binary.BigEndian.Uint64(r[1:]), binary.BigEndian.Uint64(r[9:])}
+		j.step(key, step(r[0]), binary.BigEndian.Uint64(r[17:]))
+	}
+	return nil
+}
+
+// step applies one record to the replica's state.
+func (j *journal) step(key replicaKey, s step, nonce uint64) {
+	r := j.replicas[key]
+	switch s {
+	case stepBorn:
+		r.nonce = nonce
+	case stepStarting:
+		r.starts++
+	case stepStarted:
+		r.begun, r.starts = true, 0
+	case stepUp:
+		r.starts = 0
+	case stepRemoving:
+		r.removing = true
+	case stepRemoved:
+		r.removed = true
+	case stepLost:
+		r.lost = true
+	}
+	j.replicas[key] = r
+}
+
+// encode returns the shortest journal with the same meaning.
+func (j *journal) encode() []byte {
+	b := bytes.Clone(journalMagic)
+	for key, r := range j.replicas {
+		add := func(s step) { b = appendJournalRecord(b, key, s, r.nonce) }
+		if r.nonce != 0 {
+			add(stepBorn)
+		}
+		if r.begun {
+			add(stepStarted)
+		}
+		for range r.starts {
+			add(stepStarting)
+		}
+		if r.removing {
+			add(stepRemoving)
+		}
+		if r.removed {
+			add(stepRemoved)
+		}
+		if r.lost {
+			add(stepLost)
+		}
+	}
+	return b
+}
+
+func appendJournalRecord(b []byte, key replicaKey, s step, nonce uint64) []byte {
+	at := len(b)
+	b = append(b, byte(s))
+	b = binary.BigEndian.AppendUint64(b, key.shard)
+	b = binary.BigEndian.AppendUint64(b, key.replica)
+	b = binary.BigEndian.AppendUint64(b, nonce)
+	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b[at:], crcTable))
+}
+
+// record writes a step. It is durable when record returns, but for stepStarting and stepUp.
+func (j *journal) record(key replicaKey, s step, nonce uint64) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if _, err := j.f.Write(appendJournalRecord(nil, key, s, nonce)); err != nil {
+		return fmt.Errorf("write the journal of replicas: %w", err)
+	}
+	if s != stepStarting && s != stepUp {
+		if err := j.f.Sync(); err != nil {
+			// What is on disk is unknown from here on.
+			panic(fmt.Sprintf("FATAL: sync the journal of replicas: %v", err))
+		}
+	}
+	j.step(key, s, nonce)
+	return nil
+}
+
+// get returns what the journal says of a replica; the zero value: nothing.
+func (j *journal) get(key replicaKey) replicaRecord {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.replicas[key]
+}
+
+func (j *journal) close() error { return j.f.Close() }

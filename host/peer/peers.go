@@ -1,0 +1,332 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/peer/peerv1"
+	"github.com/tierq/tierq/host/peer/peerv1/peerv1connect"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// The handshake, in every request and answer.
+const (
+	fleetHeader = "Tierq-Fleet"
+	hostHeader  = "Tierq-Host"
+)
+
+// Identity is who a host says it is.
+type Identity struct {
+	HostID  uint64
+	Fleet   string // "": of none yet
+	Members []Member
+}
+
+// Member is a member of the catalog as the fleet was formed, or as it follows from a host's list of hosts.
+type Member struct {
+	Replica, HostID uint64
+	Birth           uint8
+}
+
+// ShardReport is what a host tells of one of its replicas.
+type ShardReport struct {
+	Shard, Replica uint64
+	Applied        uint64 // index
+	LastIndex      uint64 // of the last durable entry
+	LastTerm       uint64
+	Leader         uint64 // replica id, 0: unknown
+	Term           uint64
+}
+
+// Backend is what Peers tells and asks of its host. Its methods are called by any goroutine. Their errors are *code.Error.
+type Backend interface {
+	Identity() Identity
+	// Hosts are the other hosts of the fleet.
+	Hosts() []uint64
+	// CatalogAfter waits for a catalog newer than version until ctx ends, and then returns nil.
+	CatalogAfter(ctx context.Context, version uint64) (newer uint64, view []byte)
+	// ReadCatalog reads the catalog linearizably.
+	ReadCatalog(ctx context.Context) (version uint64, view []byte, err error)
+	// ProposeCatalog proposes a catalog command at this host's own replica.
+	ProposeCatalog(ctx context.Context, command []byte) (result []byte, err error)
+	// Reports are this host's replicas, and the version of its catalog.
+	Reports() (shards []ShardReport, catalogVersion uint64)
+}
+
+// Config says how Peers is made; all fields are required.
+type Config struct {
+	HostID   uint64
+	Listener net.Listener // closed by Close
+	Fleet    func() string
+	Address  func(hostID uint64) (string, bool)
+	Backend  Backend
+	Interval time.Duration // between two reports to a host
+	Silence  time.Duration // without a report after which a host is not alive
+	Wall     func() time.Time
+	Logger   *zap.Logger
+}
+
+// Peers is one host's side of the peer API. Its methods may be called from any goroutine.
+type Peers struct {
+	cfg       Config
+	log       *zap.Logger
+	processID uint64
+	mux       *http.ServeMux
+	server    *http.Server
+	transport *http.Transport
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	mu      sync.Mutex
+	clients map[uint64]*http.Client
+	others  map[uint64]*other
+	closed  bool
+}
+
+// New returns the peer side of a host. It serves nothing before Start.
+func New(cfg Config) *Peers {
+	p := &Peers{
+		cfg:       cfg,
+		log:       cfg.Logger.Named("peer"),
+		processID: rand.Uint64() | 1,
+		mux:       http.NewServeMux(),
+		clients:   make(map[uint64]*http.Client),
+		others:    make(map[uint64]*other),
+	}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	var both, h2 http.Protocols
+	both.SetHTTP1(true)
+	both.SetUnencryptedHTTP2(true)
+	h2.SetUnencryptedHTTP2(true)
+	p.transport = &http.Transport{
+		Protocols:   &h2,
+		DialContext: (&net.Dialer{Timeout: time.Second}).DialContext,
+		// A connection to a host that vanished is given up in the time of a few reports.
+		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: time.Second},
+	}
+	p.server = &http.Server{
+		Handler:           p.handshake(p.mux),
+		Protocols:         &both,
+		ReadHeaderTimeout: 5 * time.Second,
+		BaseContext:       func(net.Listener) context.Context { return p.ctx },
+		ErrorLog:          zap.NewStdLog(p.log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))),
+	}
+	p.Handle(peerv1connect.NewPeerServiceHandler(&service{p: p}))
+	return p
+}
+
+// Handle registers a service, as a generated New...Handler returns it. Requests reach it after the handshake.
+func (p *Peers) Handle(pattern string, handler http.Handler) { p.mux.Handle(pattern, handler) }
+
+// Addr returns the address that the peer API listens on.
+func (p *Peers) Addr() net.Addr { return p.cfg.Listener.Addr() }
+
+// Start serves, and begins to report to the other hosts.
+func (p *Peers) Start() {
+	p.tasks.Add(2)
+	go func() {
+		defer p.tasks.Done()
+		if err := p.server.Serve(p.cfg.Listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			p.log.Error("the peer API stopped", zap.Error(err))
+		}
+	}()
+	go func() {
+		defer p.tasks.Done()
+		p.reportLoop()
+	}()
+}
+
+// Close ends the listener, the connections and the reports, and waits for them. Running handlers see their context end.
+func (p *Peers) Close() error {
+	p.mu.Lock()
+	closed := p.closed
+	p.closed = true
+	p.mu.Unlock()
+	if closed {
+		return nil
+	}
+	p.cancel()
+	err := p.server.Close()
+	// Serve closes the listener; before Start nobody does.
+	if lerr := p.cfg.Listener.Close(); lerr != nil && !errors.Is(lerr, net.ErrClosed) {
+		err = errors.Join(err, lerr)
+	}
+	p.tasks.Wait()
+	p.transport.CloseIdleConnections()
+	return err
+}
+
+// Client returns what a generated client of another host's services is made of. It stays valid when the host's address changes, and
+// makes no connection before the first call. Pass errors of calls through FromConnect.
+func (p *Peers) Client(hostID uint64) (httpClient *http.Client, baseURL string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c, ok := p.clients[hostID]
+	if !ok {
+		c = &http.Client{Transport: &dialer{p: p, hostID: hostID}}
+		p.clients[hostID] = c
+	}
+	return c, "http://host-" + strconv.FormatUint(hostID, 10)
+}
+
+// Service returns a client of another host's PeerService.
+func (p *Peers) Service(hostID uint64) peerv1connect.PeerServiceClient {
+	c, url := p.Client(hostID)
+	return peerv1connect.NewPeerServiceClient(c, url)
+}
+
+// dialer sends a request to where a host is now, with the handshake, and checks that it is the host.
+type dialer struct {
+	p      *Peers
+	hostID uint64
+}
+
+func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
+	address, ok := d.p.cfg.Address(d.hostID)
+	if !ok {
+		return nil, code.New(code.UnknownHost, "the address of host %d is not known", d.hostID)
+	}
+	out := r.Clone(r.Context())
+	out.URL.Host, out.Host = address, address
+	d.p.sign(out.Header)
+	resp, err := d.p.transport.RoundTrip(out)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.check(address, resp.Header); err != nil {
+		resp.Body.Close()
+		return nil, err
+	}
+	return resp, nil
+}
+
+// check refuses an answer that is not from the host, or not from this fleet.
+func (d *dialer) check(address string, header http.Header) error {
+	if got := header.Get(hostHeader); got != strconv.FormatUint(d.hostID, 10) {
+		return code.New(code.WrongFleet, "%s answers as host %q, not as host %d: check the addresses", address, got, d.hostID)
+	}
+	own, theirs := d.p.cfg.Fleet(), header.Get(fleetHeader)
+	if own != "" && theirs != "" && own != theirs {
+		return wrongFleet(fmt.Sprintf("host %d at %s", d.hostID, address), own, theirs)
+	}
+	return nil
+}
+
+func wrongFleet(who, own, theirs string) *code.Error {
+	return code.New(code.WrongFleet, "%s belongs to fleet %s, this host to fleet %s: check the addresses and the data directories", who, theirs, own)
+}
+
+func (p *Peers) sign(header http.Header) {
+	header.Set(hostHeader, strconv.FormatUint(p.cfg.HostID, 10))
+	if fleet := p.cfg.Fleet(); fleet != "" {
+		header.Set(fleetHeader, fleet)
+	}
+}
+
+// handshake refuses requests from outside the fleet, but for Hello. Close waits for those that it lets through.
+func (p *Peers) handshake(next http.Handler) http.Handler {
+	refusals := connect.NewErrorWriter()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !p.enter() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		defer p.tasks.Done()
+		p.sign(w.Header())
+		if r.URL.Path != peerv1connect.PeerServiceHelloProcedure {
+			if err := p.admit(r.Header); err != nil {
+				if werr := refusals.Write(w, r, ToConnect(err)); werr != nil {
+					p.log.Debug("a refusal was not delivered", zap.Error(werr))
+				}
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// enter counts a request in; false after Close.
+func (p *Peers) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.tasks.Add(1)
+	return true
+}
+
+func (p *Peers) admit(header http.Header) error {
+	who, err := strconv.ParseUint(header.Get(hostHeader), 10, 64)
+	if err != nil || who == 0 {
+		return code.New(code.WrongFleet, "this is the API between the hosts of a fleet: clients use the API address")
+	}
+	if who == p.cfg.HostID {
+		return code.New(code.WrongFleet, "the caller says that it is host %d, as this host does: give it another id", who)
+	}
+	own, theirs := p.cfg.Fleet(), header.Get(fleetHeader)
+	switch {
+	case own == theirs && own != "":
+		return nil
+	case own == "" || theirs == "":
+		return &code.Error{Code: code.Unavailable, Effect: code.EffectNone, RetryAfterMs: 200, Text: "the fleet is not formed yet: repeat after a pause"}
+	}
+	return wrongFleet(fmt.Sprintf("host %d", who), own, theirs)
+}
+
+// service serves PeerService from the backend.
+type service struct{ p *Peers }
+
+var _ peerv1connect.PeerServiceHandler = (*service)(nil)
+
+func (s *service) Hello(context.Context, *connect.Request[peerv1.HelloRequest]) (*connect.Response[peerv1.HelloResponse], error) {
+	id := s.p.cfg.Backend.Identity()
+	resp := &peerv1.HelloResponse{HostId: id.HostID, FleetId: id.Fleet}
+	for _, m := range id.Members {
+		resp.Members = append(resp.Members, &peerv1.CatalogMember{ReplicaId: m.Replica, HostId: m.HostID, Birth: uint32(m.Birth)})
+	}
+	return connect.NewResponse(resp), nil
+}
+
+// maxWatch bounds a watch, so that no request lasts for ever.
+const maxWatch = 30 * time.Second
+
+func (s *service) WatchCatalog(ctx context.Context, r *connect.Request[peerv1.WatchCatalogRequest]) (*connect.Response[peerv1.WatchCatalogResponse], error) {
+	ctx, cancel := context.WithTimeout(ctx, min(time.Duration(r.Msg.WaitMs)*time.Millisecond, maxWatch))
+	defer cancel()
+	version, view := s.p.cfg.Backend.CatalogAfter(ctx, r.Msg.AfterVersion)
+	return connect.NewResponse(&peerv1.WatchCatalogResponse{Version: version, View: view}), nil
+}
+
+func (s *service) ReadCatalog(ctx context.Context, _ *connect.Request[peerv1.ReadCatalogRequest]) (*connect.Response[peerv1.WatchCatalogResponse], error) {
+	version, view, err := s.p.cfg.Backend.ReadCatalog(ctx)
+	if err != nil {
+		return nil, ToConnect(err)
+	}
+	return connect.NewResponse(&peerv1.WatchCatalogResponse{Version: version, View: view}), nil
+}
+
+func (s *service) ProposeCatalog(ctx context.Context, r *connect.Request[peerv1.ProposeCatalogRequest]) (*connect.Response[peerv1.ProposeCatalogResponse], error) {
+	result, err := s.p.cfg.Backend.ProposeCatalog(ctx, r.Msg.Command)
+	if err != nil {
+		return nil, ToConnect(err)
+	}
+	return connect.NewResponse(&peerv1.ProposeCatalogResponse{Result: result}), nil
+}
+
+func (s *service) Report(_ context.Context, r *connect.Request[peerv1.ReportRequest]) (*connect.Response[peerv1.ReportResponse], error) {
+	needFull := s.p.takeReport(r.Msg)
+	return connect.NewResponse(&peerv1.ReportResponse{WallMs: s.p.cfg.Wall().UnixMilli(), NeedFull: needFull}), nil
+}

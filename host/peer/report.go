@@ -1,0 +1,219 @@
+package peer
+
+import (
+	"context"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/peer/peerv1"
+)
+
+// other is what this host knows of another one. Guarded by Peers.mu.
+type other struct {
+	// What it told.
+	heard     time.Time // monotonic; zero: never
+	processID uint64
+	sequence  uint64
+	shards    map[uint64]ShardReport
+	catalog   uint64 // version
+
+	// How its wall clock differs from this host's, as its last answer showed.
+	offset    time.Duration
+	hasOffset bool
+
+	// What it was told.
+	busy bool // a report is on its way
+	sent uint64
+	told map[uint64]ShardReport // nil: the next report must be full
+	down bool                   // its silence was logged
+}
+
+func (p *Peers) otherLocked(hostID uint64) *other {
+	o, ok := p.others[hostID]
+	if !ok {
+		o = &other{}
+		p.others[hostID] = o
+	}
+	return o
+}
+
+// Alive says whether a host has reported or answered within Config.Silence, and how long ago; of one that never did, it is
+// not, since for ever.
+func (p *Peers) Alive(hostID uint64) (bool, time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o, ok := p.others[hostID]
+	if !ok || o.heard.IsZero() {
+		return false, 1<<63 - 1
+	}
+	since := time.Since(o.heard)
+	return since < p.cfg.Silence, since
+}
+
+// Reported returns what a host last told of its replica of a shard. It may be old: see Alive.
+func (p *Peers) Reported(hostID, shard uint64) (ShardReport, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o, ok := p.others[hostID]
+	if !ok {
+		return ShardReport{}, false
+	}
+	r, ok := o.shards[shard]
+	return r, ok
+}
+
+// CatalogVersion returns the version of a host's catalog as it last told.
+func (p *Peers) CatalogVersion(hostID uint64) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o, ok := p.others[hostID]; ok {
+		return o.catalog
+	}
+	return 0
+}
+
+// ClockOffsets returns how far ahead of this host's wall clock those of the hosts are that are alive.
+func (p *Peers) ClockOffsets() []time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var offsets []time.Duration
+	for _, o := range p.others {
+		if o.hasOffset && time.Since(o.heard) < p.cfg.Silence {
+			offsets = append(offsets, o.offset)
+		}
+	}
+	return offsets
+}
+
+// takeReport takes up what another host tells. It returns true if the report builds on one that this host does not have.
+func (p *Peers) takeReport(r *peerv1.ReportRequest) (needFull bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o := p.otherLocked(r.HostId)
+	o.heard, o.catalog = time.Now(), r.CatalogVersion
+	if !r.Full && (o.processID != r.ProcessId || o.sequence+1 != r.Sequence) {
+		return true
+	}
+	if r.Full {
+		o.shards = make(map[uint64]ShardReport, len(r.Shards))
+	}
+	o.processID, o.sequence = r.ProcessId, r.Sequence
+	for _, s := range r.Shards {
+		if s.Gone {
+			delete(o.shards, s.ShardId)
+			continue
+		}
+		o.shards[s.ShardId] = ShardReport{
+			Shard: s.ShardId, Replica: s.ReplicaId, Applied: s.AppliedIndex,
+			LastIndex: s.LastIndex, LastTerm: s.LastTerm, Leader: s.LeaderId, Term: s.Term,
+		}
+	}
+	return false
+}
+
+// reportLoop reports to every other host each interval. A host that is slow to answer is not told again before it has.
+func (p *Peers) reportLoop() {
+	ticker := time.NewTicker(p.cfg.Interval)
+	defer ticker.Stop()
+	for {
+		if p.cfg.Fleet() != "" {
+			shards, version := p.cfg.Backend.Reports()
+			for _, hostID := range p.cfg.Backend.Hosts() {
+				p.report(hostID, shards, version)
+			}
+		}
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// report sends one report, in a goroutine of its own.
+func (p *Peers) report(hostID uint64, shards []ShardReport, version uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o := p.otherLocked(hostID)
+	if o.busy {
+		return
+	}
+	if p.closed {
+		return
+	}
+	o.busy = true
+	o.sent++
+	full := o.told == nil
+	r := &peerv1.ReportRequest{
+		HostId: p.cfg.HostID, ProcessId: p.processID, Sequence: o.sent, Full: full,
+		Shards: changes(o.told, shards), CatalogVersion: version,
+	}
+	p.tasks.Add(1)
+	go func() {
+		defer p.tasks.Done()
+		p.send(hostID, r, shards)
+	}()
+}
+
+// changes returns the reports that told lacks or has otherwise, and those that are gone.
+func changes(told map[uint64]ShardReport, shards []ShardReport) []*peerv1.ShardReport {
+	var out []*peerv1.ShardReport
+	present := make(map[uint64]bool, len(shards))
+	for _, s := range shards {
+		present[s.Shard] = true
+		if old, ok := told[s.Shard]; ok && old == s {
+			continue
+		}
+		out = append(out, &peerv1.ShardReport{
+			ShardId: s.Shard, ReplicaId: s.Replica, AppliedIndex: s.Applied,
+			LastIndex: s.LastIndex, LastTerm: s.LastTerm, LeaderId: s.Leader, Term: s.Term,
+		})
+	}
+	for shard := range told {
+		if !present[shard] {
+			out = append(out, &peerv1.ShardReport{ShardId: shard, Gone: true})
+		}
+	}
+	return out
+}
+
+func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardReport) {
+	ctx, cancel := context.WithTimeout(p.ctx, p.cfg.Silence)
+	defer cancel()
+	before := p.cfg.Wall()
+	resp, err := p.Service(hostID).Report(ctx, connect.NewRequest(r))
+	after := p.cfg.Wall()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o := p.otherLocked(hostID)
+	o.busy = false
+	if err != nil {
+		o.told = nil
+		p.noteLocked(hostID, o, FromConnect(err))
+		return
+	}
+	o.heard = time.Now()
+	middle := before.Add(after.Sub(before) / 2)
+	o.offset, o.hasOffset = time.Duration(resp.Msg.WallMs-middle.UnixMilli())*time.Millisecond, true
+	p.noteLocked(hostID, o, nil)
+	if o.told = nil; !resp.Msg.NeedFull {
+		o.told = make(map[uint64]ShardReport, len(shards))
+		for _, s := range shards {
+			o.told[s.Shard] = s
+		}
+	}
+}
+
+// noteLocked logs that a host went silent or came back, once each.
+func (p *Peers) noteLocked(hostID uint64, o *other, err error) {
+	switch down := err != nil && time.Since(o.heard) >= p.cfg.Silence; {
+	case down && !o.down && p.ctx.Err() == nil:
+		o.down = true
+		p.log.Warn("host is silent", zap.Uint64("peer", hostID), zap.Error(err))
+	case err == nil && o.down:
+		o.down = false
+		p.log.Info("host is back", zap.Uint64("peer", hostID))
+	}
+}

@@ -1,0 +1,304 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// itemTimeout bounds what one shard may cost the reconcile loop.
+const itemTimeout = 10 * time.Second
+
+// Reasons for which a replica is not run. Each is logged once.
+var (
+	errLeftOut = errors.New("the process ended twice while this replica was being started, so it is left out: see the log of the former runs, and report it")
+	errLost    = errors.New("the data of this replica are gone, so it is not started: it waits to be replaced")
+)
+
+// poke wakes the reconcile loop. It never blocks.
+func (h *RaftHost) poke() {
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// signalApplied wakes whoever follows the catalog of this host's own replica. It never blocks.
+func (h *RaftHost) signalApplied() {
+	select {
+	case h.applied <- struct{}{}:
+	default:
+	}
+}
+
+// reconcileLoop makes this host run what the catalog says, on every change and every few seconds.
+func (h *RaftHost) reconcileLoop(ctx context.Context) {
+	said := make(map[uint64]string)
+	for {
+		h.reconcile(ctx, said)
+		h.findSilent()
+		wait := h.cfg.ReconcileInterval
+		wait += time.Duration((rand.Float64() - 0.5) * 0.2 * float64(wait))
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-h.wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+}
+
+// findSilent looks for silent hosts at their other addresses.
+func (h *RaftHost) findSilent() {
+	for _, hostID := range h.book.others(h.cfg.HostID) {
+		if alive, _ := h.Alive(hostID); !alive {
+			h.book.flip(hostID)
+		}
+	}
+}
+
+// reconcile goes through the shards of this host once. One that fails does not stop the others; what it says is logged when it
+// changes.
+func (h *RaftHost) reconcile(ctx context.Context, said map[uint64]string) {
+	for _, p := range h.ownPlacements() {
+		if ctx.Err() != nil {
+			return
+		}
+		item, cancel := context.WithTimeout(ctx, itemTimeout)
+		err := h.reconcileShard(item, p)
+		cancel()
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != said[p.Shard] && ctx.Err() == nil && !errors.Is(err, errBusyReplica) {
+			if said[p.Shard] = text; err != nil {
+				h.log.Warn("shard is not as the catalog has it yet", zap.Uint64("shard", p.Shard), zap.Error(err))
+			}
+		}
+		if errors.Is(err, errBusyReplica) {
+			h.pokeLater(ctx)
+		}
+	}
+}
+
+// pokeLater wakes the loop a little later.
+func (h *RaftHost) pokeLater(ctx context.Context) {
+	pause(ctx, 10*time.Millisecond)
+	h.poke()
+}
+
+// ownPlacements returns the shards that have, or had, a replica here; before there is a catalog, the catalog itself.
+func (h *RaftHost) ownPlacements() []catalog.Placement {
+	v := h.Catalog()
+	var ps []catalog.Placement
+	if _, ok := v.Placement(catalog.ShardID); !ok {
+		if p, ok := h.placement(catalog.ShardID); ok {
+			if _, here := p.OnHost(h.cfg.HostID); here {
+				ps = append(ps, p)
+			}
+		}
+	}
+	for _, shard := range v.ShardsOf(h.cfg.HostID) {
+		p, _ := v.Placement(shard)
+		ps = append(ps, p)
+	}
+	return ps
+}
+
+// reconcileShard makes this host's replica of a shard be what the catalog says, and if it leads, the shard's membership and options.
+func (h *RaftHost) reconcileShard(ctx context.Context, p catalog.Placement) error {
+	r, _ := p.OnHost(h.cfg.HostID)
+	if p.Deleted {
+		return h.removeReplica(ctx, p, r)
+	}
+	if _, ok := h.SelfReplica(p.Shard); !ok {
+		if err := h.admitReplica(ctx, p, r); err != nil {
+			return err
+		}
+		if err := h.startReplica(p, r); err != nil {
+			return err
+		}
+	}
+	if err := h.claimLate(ctx, p, r); err != nil {
+		return err
+	}
+	if leader, _ := h.ownLeader(p.Shard); leader != r.ID || r.Birth == catalog.BirthWitness {
+		return nil
+	}
+	return errors.Join(h.addMembers(ctx, p), h.applyOptions(ctx, p))
+}
+
+// admitReplica decides whether a replica that does not run here may be started, and records that it will be. The first start takes a
+// claim, which the catalog grants once for ever; after that, its data must be here.
+func (h *RaftHost) admitReplica(ctx context.Context, p catalog.Placement, r catalog.Replica) error {
+	key := replicaKey{p.Shard, uint64(r.ID)}
+	rec := h.journal.get(key)
+	switch {
+	case h.isPoisoned(p.Shard):
+		return errors.New("this replica cannot apply a committed entry")
+	case r.State >= catalog.ReplicaLost:
+		return errLost
+	case rec.lost:
+		return h.reportLost(ctx, key)
+	case rec.removing:
+		return errors.New("the data of this replica were removed, and the catalog does not say why")
+	case rec.starts >= maxStarts:
+		return errLeftOut
+	case rec.begun && !h.hasData(key, r):
+		return h.reportLost(ctx, key)
+	case rec.begun:
+		return nil
+	}
+	return h.claim(ctx, key, rec)
+}
+
+// hasData says whether the log, and for a full replica the store, are those in which a replica was started.
+func (h *RaftHost) hasData(key replicaKey, r catalog.Replica) bool {
+	if !h.nodeHost.HasNodeInfo(key.shard, key.replica) {
+		return false
+	}
+	stateless := r.Birth == catalog.BirthWitness || key.shard == catalog.ShardID
+	return stateless || !h.states.fresh
+}
+
+// claim asks the catalog for the first start of a replica. The members of a catalog that is being formed have nobody to ask; they
+// claim later.
+func (h *RaftHost) claim(ctx context.Context, key replicaKey, rec replicaRecord) error {
+	nonce := rec.nonce
+	if nonce == 0 {
+		nonce = rand.Uint64() | 1
+		if err := h.journal.record(key, stepBorn, nonce); err != nil {
+			return err
+		}
+	}
+	if key.shard == catalog.ShardID && h.fleetName() == "" {
+		return nil
+	}
+	return h.sendClaim(ctx, key, nonce)
+}
+
+func (h *RaftHost) sendClaim(ctx context.Context, key replicaKey, nonce uint64) error {
+	r, err := h.ProposeCatalog(ctx, &catalog.ReplicaReport{
+		Shard: key.shard, Replica: queue.ReplicaID(key.replica), Kind: catalog.ReportStarted, Nonce: nonce,
+	})
+	if err != nil {
+		return err
+	}
+	if r.Code == code.MutationFenced {
+		return h.reportLost(ctx, key)
+	}
+	return r.Err()
+}
+
+// claimLate claims the start of a catalog's member that started before there was a catalog.
+func (h *RaftHost) claimLate(ctx context.Context, p catalog.Placement, r catalog.Replica) error {
+	key := replicaKey{p.Shard, uint64(r.ID)}
+	if r.State != catalog.ReplicaPlanned || h.fleetName() == "" || h.Catalog().Version() == 0 {
+		return nil
+	}
+	rec := h.journal.get(key)
+	return h.sendClaim(ctx, key, rec.nonce)
+}
+
+// reportLost records and reports that a replica cannot be started any more. It returns errLost once that is done.
+func (h *RaftHost) reportLost(ctx context.Context, key replicaKey) error {
+	if !h.journal.get(key).lost {
+		if err := h.journal.record(key, stepLost, 0); err != nil {
+			return err
+		}
+	}
+	r, err := h.ProposeCatalog(ctx, &catalog.ReplicaReport{Shard: key.shard, Replica: queue.ReplicaID(key.replica), Kind: catalog.ReportLost})
+	if err == nil {
+		err = r.Err()
+	}
+	if err != nil {
+		return fmt.Errorf("%w, and the catalog does not know yet: %w", errLost, err)
+	}
+	return errLost
+}
+
+// removeReplica removes what this host has of a replica of a deleted shard. It takes a linearizable read, so that a copy of a
+// catalog that is not the fleet's removes nothing, and a record on disk.
+func (h *RaftHost) removeReplica(ctx context.Context, p catalog.Placement, r catalog.Replica) error {
+	key := replicaKey{p.Shard, uint64(r.ID)}
+	if r.State == catalog.ReplicaRemoved {
+		return nil
+	}
+	if rec := h.journal.get(key); !rec.removed {
+		if err := h.removeHere(ctx, key, r.Birth, rec); err != nil {
+			return err
+		}
+	}
+	result, err := h.ProposeCatalog(ctx, &catalog.ReplicaReport{Shard: p.Shard, Replica: r.ID, Kind: catalog.ReportRemoved})
+	if err != nil {
+		return err
+	}
+	return result.Err()
+}
+
+func (h *RaftHost) removeHere(ctx context.Context, key replicaKey, birth catalog.Birth, rec replicaRecord) error {
+	v, err := h.ReadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	if p, ok := v.Placement(key.shard); !ok || !p.Deleted {
+		return fmt.Errorf("the catalog says that shard %d is not deleted", key.shard)
+	}
+	if !rec.removing {
+		if err := h.journal.record(key, stepRemoving, 0); err != nil {
+			return err
+		}
+	}
+	h.stopReplica(key.shard)
+	if rec.nonce != 0 || rec.begun {
+		if err := h.removeData(ctx, key, birth); err != nil {
+			return err
+		}
+	}
+	h.log.Info("data of a deleted shard removed", zap.Uint64("shard", key.shard), zap.Uint64("replica", key.replica))
+	return h.journal.record(key, stepRemoved, 0)
+}
+
+// addMembers adds the replicas that were not born initial to a shard that this host leads.
+func (h *RaftHost) addMembers(ctx context.Context, p catalog.Placement) error {
+	var errs []error
+	for _, r := range p.Replicas {
+		if r.Birth == catalog.BirthWitness && !r.Member && r.State < catalog.ReplicaLost {
+			errs = append(errs, h.addWitness(ctx, p.Shard, r))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (h *RaftHost) addWitness(ctx context.Context, shard uint64, r catalog.Replica) error {
+	m, err := h.Membership(ctx, shard)
+	if err != nil {
+		return err
+	}
+	if _, ok := m.Witnesses[r.ID]; !ok {
+		if err := h.nodeHost.SyncRequestAddWitness(ctx, shard, uint64(r.ID), Target(r.HostID), m.ChangeID); err != nil {
+			return fmt.Errorf("add witness %d at host %d: %w", r.ID, r.HostID, err)
+		}
+		h.log.Info("witness added", zap.Uint64("shard", shard), zap.Uint64("replica", uint64(r.ID)), zap.Uint64("on", r.HostID))
+	}
+	if h.Catalog().Version() == 0 {
+		return nil // the catalog is being formed: the next round reports it
+	}
+	result, err := h.ProposeCatalog(ctx, &catalog.ReplicaReport{Shard: shard, Replica: r.ID, Kind: catalog.ReportMember})
+	if err != nil {
+		return err
+	}
+	return result.Err()
+}
