@@ -1,0 +1,247 @@
+package queue
+
+import (
+	"fmt"
+
+	"github.com/tierq/tierq/queue/store"
+)
+
+// Check verifies the numbered invariants of QueueStateMachine by walking everything: for tests and doctor. It costs
+// as much as reading the whole state.
+func (s *QueueStateMachine) Check() (err error) {
+	defer recoverFault(&err)
+	v := s.view(0)
+	s.mu.RLock()
+	groups := make([]*group, 0, len(s.ids))
+	for _, id := range s.ids {
+		groups = append(groups, s.groups[id])
+	}
+	s.mu.RUnlock()
+	defer v.close()
+	c := &checker{view: v, stored: make(map[Address]bool), buckets: make(map[uint64]*countValue)}
+	if err := c.messages(); err != nil {
+		return err
+	}
+	if err := c.counters(); err != nil {
+		return err
+	}
+	for _, g := range groups {
+		if err := c.groupOf(g); err != nil {
+			return fmt.Errorf("group %d: %w", g.id, err)
+		}
+	}
+	return c.mirrors()
+}
+
+type checker struct {
+	*view
+	stored  map[Address]bool // true: parked
+	delayed map[DelayedKey]bool
+	buckets map[uint64]*countValue
+	sum     Counters
+}
+
+func (c *checker) each(kind byte, f func(key, value []byte)) {
+	eachKey(c.snap, []byte{kind}, []byte{kind + 1}, f)
+}
+
+func eachKey(r store.Reader, lower, upper []byte, f func(key, value []byte)) {
+	it := openIter(r, lower, upper)
+	defer it.Close()
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := it.Value()
+		check(err)
+		f(it.Key(), v)
+	}
+	check(it.Err())
+}
+
+func invariant(n int, ok bool, format string, args ...any) {
+	if !ok {
+		check(fmt.Errorf("invariant %d: "+format, append([]any{n}, args...)...))
+	}
+}
+
+func (c *checker) messages() (err error) {
+	defer recoverFault(&err)
+	c.delayed = make(map[DelayedKey]bool)
+	for _, kind := range [...]byte{kindMessage, kindParked} {
+		c.each(kind, func(key, value []byte) { c.message(Address(lastU64(key)), kind == kindParked, value) })
+	}
+	stale := 0
+	c.each(kindDelayed, func(key, _ []byte) {
+		k := delayedKeyOf(key)
+		if c.meta.sweeping && k.Address <= c.meta.purgedTo {
+			stale++
+			return
+		}
+		invariant(1, c.delayed[k], "delayed entry %v has no message", k)
+		delete(c.delayed, k)
+	})
+	invariant(1, len(c.delayed) == 0, "%d delayed messages have no entry", len(c.delayed))
+	c.each(kindProducer, func([]byte, []byte) { c.sum.Producers++ })
+	return nil
+}
+
+func (c *checker) message(a Address, parked bool, value []byte) {
+	h, err := readHead(value)
+	check(err)
+	m, err := readMessage(a, parked, value)
+	check(err)
+	size := len(m.Body) + len(m.Key)
+	for _, x := range m.Headers {
+		size += len(x.Name) + len(x.Value)
+	}
+	invariant(1, uint64(size) == h.size, "message %s of %d bytes says %d", a, size, h.size)
+	invariant(1, a >= 1 && a <= c.meta.Last, "message %s above the last address %s", a, c.meta.Last)
+	_, twice := c.stored[a]
+	invariant(4, !twice, "message %s is in place and parked", a)
+	invariant(4, parked || a > c.meta.Line, "message %s in place below the line %s", a, c.meta.Line)
+	c.stored[a] = parked
+	b := c.buckets[bucketOf(a)]
+	if b == nil {
+		b = &countValue{}
+		c.buckets[bucketOf(a)] = b
+	}
+	c.sum.Messages++
+	c.sum.Bytes += h.size
+	if !parked {
+		b.messages++
+		b.bytes += h.size
+		return
+	}
+	b.parked++
+	b.parkedBytes += h.size
+	c.sum.Parked++
+	if h.flags&messageDelayed != 0 {
+		b.delayed++
+		c.sum.Delayed++
+		c.delayed[DelayedKey{h.visibleAt, a}] = true
+	}
+}
+
+func (c *checker) counters() (err error) {
+	defer recoverFault(&err)
+	m, s := &c.meta.Counters, &c.sum
+	invariant(1, m.Messages == s.Messages && m.Bytes == s.Bytes && m.Parked == s.Parked && m.Delayed == s.Delayed && m.Producers == s.Producers,
+		"counters %+v, walked %+v", *m, *s)
+	invariant(2, m.Published == m.Messages+m.Reclaimed+m.Purged+m.Dropped+m.Expired+m.Cancelled, "published %+v", *m)
+	c.each(kindCount, func(key, value []byte) {
+		var v countValue
+		check(v.decode(value))
+		b := c.buckets[lastU64(key)]
+		invariant(3, b != nil && *b == v, "bucket %d says %+v, walked %+v", lastU64(key), v, b)
+		delete(c.buckets, lastU64(key))
+	})
+	invariant(3, len(c.buckets) == 0, "%d buckets have no count record", len(c.buckets))
+	return nil
+}
+
+// groupOf checks a group against what its keys say.
+func (c *checker) groupOf(g *group) (err error) {
+	defer recoverFault(&err)
+	var kept GroupCounters
+	dead := make(map[Address]bool)
+	perGroup := func(kind byte, f func(a Address, value []byte)) {
+		eachKey(c.snap, appendKey1(nil, kind, uint64(g.id)), appendKey1(nil, kind, uint64(g.id)+1), func(key, value []byte) { f(Address(lastU64(key)), value) })
+	}
+	finished := c.finishedBy(g)
+	perGroup(kindDead, func(a Address, value []byte) {
+		_, err := readDead(a, value)
+		check(err)
+		dead[a] = true
+		kept.Dead++
+		invariant(5, g.owns(a, c.meta.Last) && !finished(a), "dead letter %s is finished", a)
+	})
+	perGroup(kindRetry, func(a Address, _ []byte) {
+		kept.Retrying++
+		invariant(5, g.owns(a, c.meta.Last) && !finished(a) && !dead[a], "retry state of %s, which is finished or dead", a)
+	})
+	perGroup(kindLease, func(a Address, _ []byte) {
+		kept.Leased++
+		invariant(5, g.owns(a, c.meta.Last) && !finished(a) && !dead[a], "lease of %s, which is finished or dead", a)
+	})
+	open := uint64(0)
+	for a := g.start + 1; a <= c.meta.Last; a++ {
+		if finished(a) {
+			continue
+		}
+		parked, ok := c.stored[a]
+		invariant(7, ok, "%s is not finished and does not exist", a)
+		invariant(7, parked || a > g.hold, "%s is not finished, in place, and below hold %s", a, g.hold)
+		if !dead[a] {
+			open++
+		}
+	}
+	invariant(5, g.c.Dead == kept.Dead && g.c.Retrying == kept.Retrying && g.c.Leased == kept.Leased && g.unfinished(&c.meta) == open,
+		"counters %+v with %d unfinished, walked %+v with %d", g.c, g.unfinished(&c.meta), kept, open)
+	c.lanesOf(g, finished)
+	return nil
+}
+
+// finishedBy reads all ranges of a group and of what is gone.
+func (c *checker) finishedBy(g *group) func(Address) bool {
+	set := make(map[Address]bool)
+	for _, id := range [...]GroupID{g.id, goneSet} {
+		eachKey(c.snap, appendKey1(nil, kindDone, uint64(id)), appendKey1(nil, kindDone, uint64(id)+1), func(key, value []byte) {
+			last, err := decodeDone(value)
+			check(err)
+			first := Address(lastU64(key))
+			invariant(6, laneOf(first) == int(key[9]) && laneOf(last) == int(key[9]) && first <= last, "range %s..%s in lane %d", first, last, key[9])
+			for a := first; a <= last; a += lanes {
+				invariant(6, id == goneSet || !set[a], "%s lies in two ranges", a)
+				invariant(6, id == goneSet || a > g.wm.W(laneOf(a)), "range of %s at or below W", a)
+				set[a] = true
+			}
+		})
+	}
+	return func(a Address) bool { return a <= g.start || a <= g.wm.W(laneOf(a)) || set[a] }
+}
+
+func (c *checker) lanesOf(g *group, finished func(Address) bool) {
+	check(g.wm.Check())
+	for l := range lanes {
+		next := firstInLane(l, g.wm.W(l))
+		invariant(6, next == g.next[l], "lane %d: next %s, W says %s", l, g.next[l], next)
+		invariant(6, next > c.meta.Last || !finished(next), "lane %d: W %s, but %s is finished", l, g.wm.W(l), next)
+	}
+	invariant(6, g.wm.Floor() >= g.start, "floor %s below start %s", g.wm.Floor(), g.start)
+}
+
+// mirrors checks the records by age.
+func (c *checker) mirrors() (err error) {
+	defer recoverFault(&err)
+	c.mirror("dedup", kindDedup, kindDedupAge, func(key, value []byte) []byte {
+		var d dedupValue
+		check(d.decode(value))
+		return appendDedupAgeKey(nil, d.expiresAt, dedupHash(key[1:]))
+	})
+	c.mirror("operation", kindOp, kindOpAge, func(key, value []byte) []byte {
+		var o opValue
+		check(o.decode(value))
+		return appendKey2(nil, kindOpAge, uint64(o.expiresAt), lastU64(key))
+	})
+	c.mirror("producer", kindProducer, kindProducerUse, func(key, value []byte) []byte {
+		var p producerValue
+		check(p.decode(value))
+		if ProducerKind(key[1]) == ProducerOutbox {
+			return nil
+		}
+		return appendProducerUseKey(nil, p.use, Producer{ProducerKind(key[1]), be.Uint64(key[2:]), be.Uint64(key[10:])})
+	})
+	return nil
+}
+
+func (c *checker) mirror(what string, kind, age byte, want func(key, value []byte) []byte) {
+	expected := make(map[string]bool)
+	c.each(kind, func(key, value []byte) {
+		if k := want(key, value); k != nil {
+			expected[string(k)] = true
+		}
+	})
+	c.each(age, func(key, _ []byte) {
+		invariant(8, expected[string(key)], "%s by age % x has no record", what, key)
+		delete(expected, string(key))
+	})
+	invariant(8, len(expected) == 0, "%d %s records are not mirrored by age", len(expected), what)
+}
