@@ -15,9 +15,6 @@ type memoryLog struct {
 	replicas map[replicaKey]*memoryReplica
 }
 
-// replicaKey names one replica of one shard.
-type replicaKey struct{ shardID, replicaID uint64 }
-
 // memoryReplica is what a log must know about one replica.
 type memoryReplica struct {
 	bootstrap *raftpb.Bootstrap

@@ -1,0 +1,112 @@
+package wal
+
+import (
+	"errors"
+	"fmt"
+	"math/rand"
+	"os"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestPowerLoss turns the power off at every mutating call of a schedule, lets some of what was not synced
+// survive, opens the log again and compares it with a model: every operation that returned is there, the
+// one that was under way is there whole or not at all, and only commit indexes may be older.
+func TestPowerLoss(t *testing.T) {
+	seeds := []int64{1, 2, 3}
+	if s := os.Getenv("WAL_SEED"); s != "" {
+		n, err := strconv.ParseInt(s, 10, 64)
+		require.NoError(t, err)
+		seeds = []int64{n}
+	} else if !testing.Short() {
+		for s := int64(4); s <= 20; s++ {
+			seeds = append(seeds, s)
+		}
+	}
+	for _, seed := range seeds {
+		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) { powerLoss(t, seed) })
+	}
+}
+
+func powerLoss(t *testing.T, seed int64) {
+	total := schedule(t, seed, 0, nil)
+	step := 1
+	if testing.Short() {
+		step = max(1, total/40)
+	} else {
+		step = max(1, total/300)
+	}
+	for at := 1 + int(seed)%step; at <= total; at += step {
+		schedule(t, seed, at, rand.New(rand.NewSource(seed*1_000_003+int64(at))))
+	}
+}
+
+// schedule runs the operations of the seed until the power goes at call offAt, and checks what is left,
+// two boots on. It returns the number of mutating calls.
+func schedule(t *testing.T, seed int64, offAt int, crash *rand.Rand) int {
+	t.Helper()
+	fail := func(err error, what string) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("seed %d, power off at call %d: %s: %v", seed, offAt, what, err)
+		}
+	}
+	rng := rand.New(rand.NewSource(seed))
+	fs := newCrashFS()
+	fs.offAt = offAt
+	o := testOptions(1 << 20)
+	g := newGenerator(rng, 1+rng.Intn(4), []int{20, 400, 20000}[rng.Intn(3)])
+	g.witness = rng.Intn(4) == 0
+	before, after := newMemoryLog(), newMemoryLog()
+	l, err := openFS(o, fs)
+	if err != nil && offAt == 0 {
+		fail(err, "open")
+	}
+	for i := 0; err == nil && i < 250; i++ {
+		x := g.next()
+		fail(x.apply(after), "model")
+		if err = x.apply(l); err == nil {
+			fail(x.apply(before), "model")
+		}
+	}
+	if offAt == 0 {
+		fail(err, "schedule")
+	}
+	if l != nil {
+		_ = l.Close() // fails if the power is off
+	}
+	if offAt == 0 {
+		fail(sameAfterCrash(fs, o, g.keys, before, after), "clean restart")
+		return fs.ops
+	}
+	next := fs.crash(crash)
+	fail(sameAfterCrash(next, o, g.keys, before, after), "after the crash")
+	return fs.ops
+}
+
+// sameAfterCrash opens the log and compares it with the two models; then once more, as opening must
+// change nothing.
+func sameAfterCrash(fs *crashFS, o Options, keys []replicaKey, before, after *memoryLog) error {
+	for boot := 1; boot <= 2; boot++ {
+		l, err := openFS(o, fs)
+		if err != nil {
+			return fmt.Errorf("boot %d: %w", boot, err)
+		}
+		err = errors.Join(l.Check(), nil)
+		if err == nil {
+			if err = sameAs(l, after, keys, true); err != nil {
+				if err2 := sameAs(l, before, keys, true); err2 != nil {
+					err = fmt.Errorf("boot %d: with the last operation: %w; without it: %v", boot, err, err2)
+				} else {
+					err = nil
+				}
+			}
+		}
+		if err := errors.Join(err, l.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
