@@ -1,0 +1,276 @@
+package home
+
+import (
+	"context"
+	"time"
+
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// callTimeout bounds a call whose ctx has no deadline.
+const callTimeout = 30 * time.Second
+
+// Ack finishes messages by receipt. Code OK is given only after apply. Every item has its own result (ItemResult); an
+// error is about the whole call, and then nothing was tried: UnknownGroup, NotOwner, BatchEmpty, BatchTooLarge,
+// ShuttingDown.
+//
+// The call returns by the deadline of ctx, or after 30 s if it has none. Items whose command apply has not answered
+// by then are QuorumLost, Effect Maybe, and the home goes on until it is answered: until then the message gets no
+// new lease. The same ack may be sent again; it learns the outcome.
+func (k *Keeper) Ack(ctx context.Context, group string, receipts []string) ([]ItemResult, error) {
+	return k.settle(ctx, group, len(receipts), func(i int) string { return receipts[i] },
+		func(l *Ledger, r Receipt, by ref, at moment) (code.Code, error) { return l.ack(r, by, at.now) })
+}
+
+// Nack gives messages back as failed: each comes again after the group's backoff or the item's delay, or is a dead
+// letter if this was its last attempt. OK is given after apply. See Ack for errors and unknown outcomes.
+func (k *Keeper) Nack(ctx context.Context, group string, items []NackItem) ([]ItemResult, error) {
+	return k.settle(ctx, group, len(items), func(i int) string { return items[i].Receipt },
+		func(l *Ledger, r Receipt, by ref, at moment) (code.Code, error) {
+			n := items[by.i]
+			if n.HasDelay && (n.Delay < 0 || n.Delay > MaxLease) {
+				return code.InvalidArgument, nil
+			}
+			return l.nack(r, n, by, at.now, at.stamp), nil
+		})
+}
+
+// Release gives messages back at once and without counting a failure. See Ack for errors and unknown outcomes.
+func (k *Keeper) Release(ctx context.Context, group string, receipts []string) ([]ItemResult, error) {
+	return k.settle(ctx, group, len(receipts), func(i int) string { return receipts[i] },
+		func(l *Ledger, r Receipt, by ref, at moment) (code.Code, error) { return l.release(r, by, at.now), nil })
+}
+
+// Reject makes messages dead letters now, whatever attempts are left. OK is given after apply. See Ack for errors and
+// unknown outcomes.
+func (k *Keeper) Reject(ctx context.Context, group string, items []RejectItem) ([]ItemResult, error) {
+	return k.settle(ctx, group, len(items), func(i int) string { return items[i].Receipt },
+		func(l *Ledger, r Receipt, by ref, at moment) (code.Code, error) {
+			return l.reject(r, items[by.i].Reason, by, at.now), nil
+		})
+}
+
+// Extend sets the deadlines of leases; 0 lets a lease run out now, which counts. It is answered at once and holds
+// while this home serves the group under this epoch: a new home knows nothing of it. InvalidArgument says that the
+// lease would last longer than MaxLease in all. See Ack for errors.
+func (k *Keeper) Extend(ctx context.Context, group string, items []ExtendItem) ([]ItemResult, error) {
+	return k.settle(ctx, group, len(items), func(i int) string { return items[i].Receipt },
+		func(l *Ledger, r Receipt, by ref, at moment) (code.Code, error) {
+			d := items[by.i].Lease
+			if d < 0 || d > MaxLease {
+				return code.InvalidArgument, nil
+			}
+			return l.extend(r, d, at.now), nil
+		})
+}
+
+// moment is both clocks at one call.
+type moment struct {
+	now   time.Duration
+	stamp queue.Stamp
+}
+
+// settle runs one call about leases: each item's receipt is checked, then do decides it in the ledger.
+func (k *Keeper) settle(ctx context.Context, name string, n int, receipt func(int) string,
+	do func(*Ledger, Receipt, ref, moment) (code.Code, error)) ([]ItemResult, error) {
+	if err := checkItems(ctx, n); err != nil {
+		return nil, err
+	}
+	g, err := k.group(name)
+	if err != nil {
+		return nil, err
+	}
+	read := make([]Receipt, n)
+	for i := range read {
+		read[i], _ = k.receipts.Decode(receipt(i)) // a bad one stays zero: no group has id 0
+	}
+	c := newCall(n)
+	g.mu.Lock()
+	if err := g.enter(); err != nil {
+		g.mu.Unlock()
+		return nil, err
+	}
+	at := moment{now: k.o.Boot(), stamp: k.o.Stamp()}
+	for i, r := range read {
+		by := ref{c, i}
+		res := g.foreign(r)
+		if res == 0 {
+			var err error
+			if res, err = do(g.led, r, by, at); err != nil {
+				g.fault(err)
+				by.resolve(ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe})
+				continue
+			}
+		}
+		if res != 0 {
+			by.resolve(plain(res))
+		}
+	}
+	g.pump()
+	g.mu.Unlock()
+	return g.finish(ctx, c), nil
+}
+
+func checkItems(ctx context.Context, n int) error {
+	switch {
+	case n == 0:
+		return code.New(code.BatchEmpty, "")
+	case n > MaxSettle:
+		return code.New(code.BatchTooLarge, "%d items: at most %d in one call", n, MaxSettle)
+	case ctx.Err() != nil:
+		return ended(ctx)
+	}
+	return nil
+}
+
+// foreign refuses receipts that this group's ledger cannot know: 0 leaves it to the ledger.
+func (g *group) foreign(r Receipt) code.Code {
+	switch {
+	case r.Group == 0 || r.Shard != g.k.o.Shard:
+		return code.InvalidReceipt
+	case r.Group != g.id:
+		if _, exists := g.k.o.Reader.Group(r.Group); exists || r.Group > g.id {
+			return code.InvalidReceipt
+		}
+		return code.StaleOwner // of a group that was deleted, perhaps this name's
+	case r.Recovery != g.recovery || g.led == nil:
+		return code.StaleOwner // before a recovery, or before this process had the epoch
+	}
+	return 0
+}
+
+// finish waits for a call's items, or for its deadline.
+func (g *group) finish(ctx context.Context, c *call) []ItemResult {
+	select {
+	case <-c.done:
+		return c.results
+	default:
+	}
+	timer := time.NewTimer(callTimeout)
+	defer timer.Stop()
+	select {
+	case <-c.done:
+		return c.results
+	case <-ctx.Done():
+	case <-timer.C:
+	case <-g.k.ctx.Done():
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c.left > 0 {
+		untried := plain(codeOf(g.failure, code.DeadlineExceeded))
+		unknown := ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe}
+		if g.led == nil {
+			c.abandon(unknown)
+		} else {
+			g.led.leave(c, g.k.o.Boot(), unknown, untried)
+			g.pump()
+		}
+	}
+	return c.results
+}
+
+// abandon answers what is left of a call.
+func (c *call) abandon(res ItemResult) {
+	for i := range c.results {
+		ref{c, i}.resolve(res)
+	}
+}
+
+// Redrive makes dead letters deliverable again, with attempts from 0: the named ones, or the first limit in address
+// order. The group's home must be here; a call waits for the home's epoch. OK is given after apply; UnknownMessage
+// says that the address is no dead letter, DeadExporting that it is on its way to the dead-letter queue.
+func (k *Keeper) Redrive(ctx context.Context, group string, addresses []queue.Address, limit int) ([]DeadResult, error) {
+	return k.deadLetters(ctx, group, addresses, limit, true)
+}
+
+// PurgeDead removes dead letters for good: the named ones, or the first limit in address order. See Redrive.
+func (k *Keeper) PurgeDead(ctx context.Context, group string, addresses []queue.Address, limit int) ([]DeadResult, error) {
+	return k.deadLetters(ctx, group, addresses, limit, false)
+}
+
+func (k *Keeper) deadLetters(ctx context.Context, name string, addresses []queue.Address, limit int, redrive bool) ([]DeadResult, error) {
+	n := len(addresses)
+	if n == 0 {
+		n = limit
+	}
+	if err := checkItems(ctx, n); err != nil {
+		return nil, err
+	}
+	g, err := k.group(name)
+	if err != nil {
+		return nil, err
+	}
+	g.mu.Lock()
+	c, named, err := g.beginDead(ctx, addresses, n, redrive)
+	g.mu.Unlock()
+	if err != nil || len(named) == 0 {
+		return nil, err
+	}
+	out := make([]DeadResult, len(named))
+	for i, res := range g.finish(ctx, c) {
+		out[i] = DeadResult{Address: named[i], ItemResult: res}
+	}
+	return out, nil
+}
+
+// beginDead waits for the epoch, reads the dead letters and begins a command for each.
+func (g *group) beginDead(ctx context.Context, addresses []queue.Address, n int, redrive bool) (*call, []queue.Address, error) {
+	err := g.await(ctx, true, func() (bool, error) {
+		if err := g.enter(); err != nil {
+			return false, err
+		}
+		return g.led != nil, nil
+	})
+	if err != nil {
+		if ctx.Err() != nil {
+			err = ended(ctx)
+		}
+		return nil, nil, err
+	}
+	found, err := g.findDead(addresses, n)
+	if err != nil {
+		g.fault(err)
+		return nil, nil, code.New(code.Internal, "reading the dead letters of group %q", g.info.Name)
+	}
+	c := newCall(len(found))
+	named := make([]queue.Address, len(found))
+	now := g.k.o.Boot()
+	for i := range found {
+		d := &found[i]
+		named[i] = d.Address
+		by := ref{c, i}
+		switch {
+		case d.DeadAt == 0:
+			by.resolve(plain(code.UnknownMessage))
+		case d.ExportState == queue.ExportExporting || d.ExportState == queue.ExportDone:
+			by.resolve(plain(code.DeadExporting))
+		case !g.led.deadOp(d, redrive, by, now):
+			by.resolve(plain(code.Skipped))
+		}
+	}
+	g.pump()
+	return c, named, nil
+}
+
+// findDead reads the named dead letters, or the first n. One that is none has DeadAt 0.
+func (g *group) findDead(addresses []queue.Address, n int) ([]queue.DeadLetter, error) {
+	if len(addresses) == 0 {
+		page, _, err := g.k.o.Reader.DeadLetters(g.id, 0, n, false)
+		return page, err
+	}
+	out := make([]queue.DeadLetter, 0, len(addresses))
+	for _, a := range addresses {
+		page, _, err := g.k.o.Reader.DeadLetters(g.id, a, 1, false)
+		if err != nil {
+			return nil, err
+		}
+		if len(page) == 0 || page[0].Address != a {
+			out = append(out, queue.DeadLetter{Address: a})
+			continue
+		}
+		out = append(out, page[0])
+	}
+	return out, nil
+}

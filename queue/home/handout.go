@@ -1,0 +1,215 @@
+package home
+
+import (
+	"time"
+
+	"github.com/tierq/tierq/queue"
+)
+
+// take is what one receive asks of the ledger.
+type take struct {
+	max, maxBytes int
+	lease         time.Duration
+	consumer      string
+}
+
+// hindrance says why a receive that got nothing got nothing.
+type hindrance uint8
+
+const (
+	nothing     hindrance = iota // nothing is ready
+	limited                      // the group holds as much as it may
+	ownLimit                     // the consumer does
+	standby                      // another consumer is the active one
+	paused                       // the group or the queue is
+	gated                        // something is ready, but the home may not start deliveries
+	overtracked                  // the look-ahead is used up by retrying and blocked messages
+)
+
+// take leases ready messages to one consumer and appends them to out. Each is in the ledger, leased, when take
+// returns; undo takes back what will not be sent. An error is one of the state's reads; what was taken before it is
+// returned with it.
+func (l *Ledger) take(t take, now time.Duration, stamp queue.Stamp, out []Delivery) ([]Delivery, hindrance, error) {
+	if !l.elect(t.consumer, now) {
+		return out, standby, nil
+	}
+	room, why := l.room(t.consumer)
+	if room <= 0 {
+		return out, why, nil
+	}
+	bytes := 0
+	for n := min(t.max, room); n > 0; {
+		e, err := l.pick(now, stamp)
+		if err != nil {
+			return out, nothing, err
+		}
+		if e == nil {
+			break
+		}
+		m, ok, err := l.load(e, stamp)
+		if err != nil {
+			l.putBack(e)
+			return out, nothing, err
+		}
+		if !ok {
+			continue
+		}
+		size := messageBytes(&m)
+		if bytes > 0 && bytes+size > t.maxBytes {
+			l.putBack(e)
+			break
+		}
+		bytes += size
+		out = append(out, l.lend(e, m, t, now, stamp))
+		n--
+	}
+	if l.full() {
+		return out, overtracked, nil
+	}
+	return out, nothing, nil
+}
+
+// room is how many messages a consumer may get now, and whose limit that is.
+func (l *Ledger) room(name string) (int, hindrance) {
+	room := int(l.cfg.MaxInFlight) - l.leased
+	own := int(l.cfg.MaxInFlightPerConsumer)
+	if own == 0 || name == "" {
+		return room, limited
+	}
+	if c := l.holders[name]; c != nil {
+		own -= c.held
+	}
+	if own < room {
+		return own, ownLimit
+	}
+	return room, limited
+}
+
+// elect says whether a consumer may receive: with a single active consumer only the active one. Another takes its
+// place when it holds nothing and has not been heard of for a while.
+func (l *Ledger) elect(name string, now time.Duration) bool {
+	if !l.cfg.SingleActiveConsumer {
+		l.retire()
+		return true
+	}
+	c := l.consumer(name, now)
+	if a := l.active; a != nil && a != c {
+		if a.held > 0 || now-a.seen < activeGrace {
+			l.forgetIdle(c)
+			return false
+		}
+		l.retire()
+	}
+	l.active = c
+	return true
+}
+
+// touch notes that a consumer is there.
+func (l *Ledger) touch(name string, now time.Duration) {
+	if c := l.holders[name]; c != nil {
+		c.seen = max(c.seen, now)
+	}
+}
+
+// retire takes the active consumer its place.
+func (l *Ledger) retire() {
+	if c := l.active; c != nil {
+		l.active = nil
+		l.forgetIdle(c)
+	}
+}
+
+// load reads the message of a picked entry. False drops it from the ledger, or puts it back for later: it was
+// finished elsewhere (purged, cancelled), rescheduled, or is past its time to live.
+func (l *Ledger) load(e *entry, stamp queue.Stamp) (queue.StoredMessage, bool, error) {
+	m, ok, err := l.reader.Message(e.address)
+	switch {
+	case err != nil:
+		return m, false, err
+	case !ok, m.ExpiresAt != 0 && m.ExpiresAt <= stamp:
+		l.drop(e)
+		return m, false, nil
+	case m.VisibleAt > stamp:
+		l.requeue(e, max(e.notBefore, m.VisibleAt))
+		return m, false, nil
+	}
+	return m, true, nil
+}
+
+// lend leases a picked message.
+func (l *Ledger) lend(e *entry, m queue.StoredMessage, t take, now time.Duration, stamp queue.Stamp) Delivery {
+	l.number++
+	e.lease, e.recorded = queue.LeaseName{Epoch: l.epoch, Number: l.number}, false
+	e.handed, e.deadline = now, now+t.lease
+	if e.first == 0 {
+		e.first = stamp
+	}
+	l.hold(e, t.consumer, now)
+	l.leases.push(e)
+	l.counters.handed++
+	return Delivery{
+		Message: m, Attempt: e.attempts + 1, Round: e.round, Lease: t.lease, Deadline: stampAfter(stamp, t.lease),
+		FirstDelivered: e.first, Reason: e.reason, lease: e.lease,
+	}
+}
+
+// undo takes back deliveries that never left: they do not count, and are the next ones again.
+func (l *Ledger) undo(ds []Delivery) {
+	for i := range ds {
+		e := l.tracked[ds[i].Message.Address]
+		if e == nil || !e.live || e.lease != ds[i].lease || !e.resolved() {
+			continue
+		}
+		l.counters.handed--
+		l.giveBack(e)
+	}
+}
+
+// giveBack makes a leased message ready without counting.
+func (l *Ledger) giveBack(e *entry) {
+	l.lift(e)
+	l.unhold(e)
+	e.forget()
+	l.requeue(e, 0)
+}
+
+// runOut starts to record the leases whose time is over.
+func (l *Ledger) runOut(now time.Duration, stamp queue.Stamp) {
+	for e := l.leases.peek(); e != nil && e.deadline <= now; e = l.leases.peek() {
+		l.leases.remove(e)
+		l.fail(e, "lease ran out", nil, now, stamp).runOut = true
+	}
+}
+
+// fail decides a failure of a leased message: it comes again after the group's backoff, or delay if that is not
+// nil; the last attempt makes it a dead letter.
+func (l *Ledger) fail(e *entry, reason string, delay *time.Duration, now time.Duration, stamp queue.Stamp) *op {
+	attempts := e.attempts + 1
+	if attempts >= l.cfg.MaxAttempts {
+		return l.decide(e, queue.ExpireEntry{Kind: queue.ExpireDead, Attempts: attempts, Reason: reason}, now)
+	}
+	notBefore := stamp + queue.Stamp(backoffMs(&l.cfg, attempts, l.random()))
+	if delay != nil {
+		notBefore = stampAfter(stamp, *delay)
+	}
+	return l.decide(e, queue.ExpireEntry{Kind: queue.ExpireUpdate, Attempts: attempts, NotBefore: notBefore, Reason: reason}, now)
+}
+
+// decide makes the one unresolved Expire entry of a message, on its present change number.
+func (l *Ledger) decide(e *entry, x queue.ExpireEntry, now time.Duration) *op {
+	l.lift(e)
+	x.Address, x.Change = e.address, e.change
+	o := &op{e: e, address: e.address, expire: x}
+	e.exp = o
+	l.expires.add(o, now)
+	return o
+}
+
+// messageBytes is what a message counts against a receive's bytes.
+func messageBytes(m *queue.StoredMessage) int {
+	n := len(m.Body) + len(m.Key)
+	for _, h := range m.Headers {
+		n += len(h.Name) + len(h.Value)
+	}
+	return n
+}

@@ -1,0 +1,466 @@
+package home
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// What consumers do with a lease, by receipt. Each returns a code at once, or 0: the item waits for apply, and ref
+// will be resolved. The receipt's shard, recovery number and group are the caller's to check.
+
+// leased finds the message whose present or last lease a receipt names.
+func (l *Ledger) leasedBy(r Receipt) (*entry, code.Code) {
+	e := l.tracked[r.Address]
+	if e != nil && e.lease == r.Lease && r.Lease.Number != 0 {
+		return e, 0
+	}
+	if r.Lease.Epoch != l.epoch {
+		return nil, code.StaleOwner
+	}
+	return nil, code.UnknownDelivery
+}
+
+// ack finishes a message. A lease that ran out is honoured while nobody has had the message since and it is not
+// dead; while its failure is being recorded the ack waits for that. An ack of what this group has finished already
+// is OK: a repeated call after an unknown outcome must learn that it took effect.
+func (l *Ledger) ack(r Receipt, by ref, now time.Duration) (code.Code, error) {
+	e, c := l.leasedBy(r)
+	switch {
+	case c == code.UnknownDelivery:
+		return l.ackForgotten(r)
+	case c != 0:
+		return c, nil
+	case e.ack != nil:
+		e.ack.join(by)
+		return 0, nil
+	case e.exp != nil && e.exp.runOut:
+		e.exp.late = append(e.exp.late, by)
+		by.c.ops[by.i] = e.exp
+		return 0, nil
+	case e.exp != nil:
+		return code.Skipped, nil
+	}
+	l.beginAck(e, now).join(by)
+	return 0, nil
+}
+
+func (l *Ledger) ackForgotten(r Receipt) (code.Code, error) {
+	if l.tracked[r.Address] != nil {
+		return code.UnknownDelivery, nil
+	}
+	done, err := l.reader.Finished(l.id, r.Address)
+	if done && err == nil {
+		return code.OK, nil
+	}
+	return code.UnknownDelivery, err
+}
+
+// beginAck makes the one unresolved ack of a message. From here on its lease does not run out.
+func (l *Ledger) beginAck(e *entry, now time.Duration) *op {
+	l.lift(e)
+	if e.live {
+		e.consumer.seen = max(e.consumer.seen, now)
+	}
+	o := &op{e: e, address: e.address}
+	e.ack = o
+	l.acks.add(o, now)
+	return o
+}
+
+// heldBy finds a message for anything but an ack: its lease must be live, in time, and nothing may be under way.
+func (l *Ledger) heldBy(r Receipt, now time.Duration) (*entry, code.Code) {
+	e, c := l.leasedBy(r)
+	switch {
+	case c != 0:
+		return nil, c
+	case !e.live || e.exp != nil && e.exp.runOut:
+		return nil, code.UnknownDelivery
+	case !e.resolved():
+		return e, code.Skipped
+	case e.deadline <= now:
+		return nil, code.UnknownDelivery
+	}
+	e.consumer.seen = max(e.consumer.seen, now)
+	return e, 0
+}
+
+// repeats joins a call to an unresolved entry of the same kind for the same lease: a client asks again.
+func repeats(e *entry, by ref, kinds ...queue.ExpireKind) bool {
+	if e == nil || e.exp == nil || !slices.Contains(kinds, e.exp.expire.Kind) {
+		return false
+	}
+	e.exp.join(by)
+	return true
+}
+
+// nack gives a message back as failed.
+func (l *Ledger) nack(r Receipt, n NackItem, by ref, now time.Duration, stamp queue.Stamp) code.Code {
+	e, c := l.heldBy(r, now)
+	if c != 0 {
+		if repeats(e, by, queue.ExpireUpdate, queue.ExpireDead) {
+			return 0
+		}
+		return c
+	}
+	var delay *time.Duration
+	if n.HasDelay {
+		delay = &n.Delay
+	}
+	l.fail(e, cutReason(n.Reason), delay, now, stamp).join(by)
+	return 0
+}
+
+// reject makes a message a dead letter now.
+func (l *Ledger) reject(r Receipt, reason string, by ref, now time.Duration) code.Code {
+	e, c := l.heldBy(r, now)
+	if c != 0 {
+		if repeats(e, by, queue.ExpireDead) {
+			return 0
+		}
+		return c
+	}
+	l.decide(e, queue.ExpireEntry{Kind: queue.ExpireDead, Attempts: e.attempts + 1, Reason: cutReason(reason)}, now).join(by)
+	return 0
+}
+
+// release gives a message back without counting. A lease that apply has no record of, and never will, is a matter of
+// the ledger alone.
+func (l *Ledger) release(r Receipt, by ref, now time.Duration) code.Code {
+	e, c := l.heldBy(r, now)
+	if c != 0 {
+		if repeats(e, by, queue.ExpireRelease) {
+			return 0
+		}
+		return c
+	}
+	if !e.recorded {
+		l.giveBack(e)
+		return code.OK
+	}
+	l.decide(e, queue.ExpireEntry{Kind: queue.ExpireRelease, Attempts: e.attempts}, now).join(by)
+	return 0
+}
+
+// extend sets a lease's deadline to d from now. It holds in this ledger only: a new home knows nothing of it.
+func (l *Ledger) extend(r Receipt, d time.Duration, now time.Duration) code.Code {
+	e, c := l.heldBy(r, now)
+	if c != 0 {
+		return c
+	}
+	if now+d > e.handed+MaxLease {
+		return code.InvalidArgument
+	}
+	l.leases.remove(e)
+	e.deadline = now + d
+	l.leases.push(e)
+	return code.OK
+}
+
+// deadOp begins a redrive or purge of a dead letter; false when something is under way for it already.
+func (l *Ledger) deadOp(d *queue.DeadLetter, redrive bool, by ref, now time.Duration) bool {
+	if l.tracked[d.Address] != nil {
+		return false
+	}
+	e := &entry{address: d.Address, change: d.Change, round: d.Round, attempts: d.Attempts, place: placeBusy, dead: true}
+	l.tracked[e.address] = e
+	if redrive {
+		l.decide(e, queue.ExpireEntry{Kind: queue.ExpireRedrive}, now).join(by)
+	} else {
+		l.beginAck(e, now).join(by)
+	}
+	return true
+}
+
+// next makes the next command that is due, nil if none is. The caller proposes it until apply answers.
+func (l *Ledger) next(now time.Duration, stamp queue.Stamp) *batch {
+	if l.acks.due() <= now {
+		if b := l.acks.take(now); b != nil {
+			slices.SortFunc(b.ops, func(x, y *op) int { return cmp.Compare(x.address, y.address) })
+			b.command = &queue.Ack{Stamp: stamp, Group: l.id, Epoch: l.epoch, Ranges: ranges(b.ops)}
+			return b
+		}
+	}
+	if l.expires.due() <= now {
+		if b := l.expires.take(now); b != nil {
+			entries := make([]queue.ExpireEntry, len(b.ops))
+			for i, o := range b.ops {
+				entries[i] = o.expire
+			}
+			b.command = &queue.Expire{Stamp: stamp, Group: l.id, Epoch: l.epoch, Entries: entries}
+			return b
+		}
+	}
+	return nil
+}
+
+// answered takes what apply said about a batch under this epoch.
+func (l *Ledger) answered(b *batch, res *queue.Result, now time.Duration) error {
+	b.from.settled()
+	var first error
+	for i, o := range b.ops {
+		var err error
+		if b.from == &l.acks {
+			l.acked(o, itemOr(res.Acks, i, queue.AckUnknown))
+		} else {
+			err = l.expired(o, itemOr(res.Expires, i, queue.ExpireResult{}), b.maybe, now)
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func itemOr[T any](items []T, i int, or T) T {
+	if i < len(items) {
+		return items[i]
+	}
+	return or
+}
+
+// acked takes one address's outcome.
+func (l *Ledger) acked(o *op, s queue.AckState) {
+	o.e.ack = nil
+	l.drop(o.e)
+	switch s {
+	case queue.AckDone, queue.AckAlready:
+		l.counters.acked++
+		resolveAll(o.refs, plain(code.OK))
+	case queue.AckDead:
+		resolveAll(o.refs, plain(code.DeadExporting))
+	default:
+		resolveAll(o.refs, plain(code.UnknownMessage))
+	}
+}
+
+// expired takes one entry's outcome. An entry that was proposed more than once, and whose first copy was applied, is
+// skipped at the next: the change number tells, since nobody else changes the message under this epoch.
+func (l *Ledger) expired(o *op, r queue.ExpireResult, again bool, now time.Duration) error {
+	e := o.e
+	e.exp = nil
+	if !r.Applied && !(again && r.Change == o.expire.Change+1) {
+		return l.skipped(o, r)
+	}
+	e.change = r.Change
+	switch o.expire.Kind {
+	case queue.ExpireDead:
+		l.counters.failed++
+		l.counters.dead++
+		l.drop(e)
+		resolveAll(o.refs, ItemResult{Code: code.OK, Effect: code.EffectDone, Dead: true})
+		resolveAll(o.late, plain(code.UnknownDelivery))
+	case queue.ExpireUpdate:
+		l.failed(o, now)
+	case queue.ExpireRelease:
+		l.giveBack(e)
+		resolveAll(o.refs, plain(code.OK))
+	case queue.ExpireRedrive:
+		resolveAll(o.refs, plain(code.OK))
+		return l.redriven(e, r)
+	}
+	return nil
+}
+
+// failed takes a recorded failure. An ack that came while the run-out was being recorded is honoured: nobody has had
+// the message since.
+func (l *Ledger) failed(o *op, now time.Duration) {
+	e := o.e
+	l.counters.failed++
+	e.attempts, e.notBefore, e.reason = o.expire.Attempts, o.expire.NotBefore, o.expire.Reason
+	l.unhold(e)
+	e.recorded = false
+	resolveAll(o.refs, ItemResult{Code: code.OK, Effect: code.EffectDone, NotBefore: e.notBefore})
+	if !o.runOut {
+		e.forget()
+	}
+	if len(o.late) > 0 {
+		a := l.beginAck(e, now)
+		for _, r := range o.late {
+			a.join(r)
+		}
+		return
+	}
+	l.requeue(e, e.notBefore)
+}
+
+// redriven makes a dead letter deliverable again; with key order it goes behind what is tracked of its key.
+func (l *Ledger) redriven(e *entry, r queue.ExpireResult) error {
+	e.dead, e.attempts, e.round, e.notBefore = false, 0, r.Round, 0
+	if l.keyed {
+		m, ok, err := l.reader.Message(e.address)
+		if err != nil || !ok {
+			l.drop(e) // the scan of the next epoch meets it again
+			return err
+		}
+		if len(m.Key) > 0 {
+			e.place = placeBusy
+			l.enchain(e, m.Key)
+			if e.place == placeBlocked {
+				return nil
+			}
+		}
+	}
+	l.requeue(e, 0)
+	return nil
+}
+
+// skipped takes an entry that apply did not apply: the message has changed since, or is finished. The ledger takes
+// over what is stored.
+func (l *Ledger) skipped(o *op, r queue.ExpireResult) error {
+	e := o.e
+	resolveAll(o.refs, plain(code.Skipped))
+	if r.Finished {
+		resolveAll(o.late, plain(code.OK))
+		l.drop(e)
+		return nil
+	}
+	resolveAll(o.late, plain(code.UnknownDelivery))
+	if r.Dead || e.dead {
+		l.drop(e)
+		return nil
+	}
+	l.unhold(e)
+	e.forget()
+	e.change, e.round, e.attempts = r.Change, r.Round, r.Attempts
+	st, _, _, err := l.reader.RetryOf(l.id, e.address)
+	if err == nil {
+		e.notBefore = st.NotBefore
+	}
+	l.requeue(e, e.notBefore)
+	return err
+}
+
+// refused takes a refusal of a whole command that is not about the epoch: nothing of it changed anything.
+func (l *Ledger) refused(b *batch, res ItemResult, now time.Duration) {
+	b.from.settled()
+	b.from.rest(now)
+	for _, o := range b.ops {
+		resolveAll(o.refs, res)
+		resolveAll(o.late, res)
+		l.restore(o, now)
+	}
+}
+
+// unqueued takes back a batch that was never queued. Ops that nobody waits for are withdrawn; the rest is proposed
+// again after a pause.
+func (l *Ledger) unqueued(b *batch, now time.Duration) {
+	b.from.unqueued(b, now)
+	for _, o := range b.ops {
+		l.withdrawIdle(o, now)
+	}
+}
+
+// leave ends a call whose time is over: what was proposed is unknown, what was not is withdrawn.
+func (l *Ledger) leave(c *call, now time.Duration, unknown, untried ItemResult) {
+	for i, o := range c.ops {
+		if o == nil {
+			continue
+		}
+		late := slices.ContainsFunc(o.late, func(r ref) bool { return r.c == c && r.i == i })
+		if o.batch == nil || late {
+			ref{c, i}.resolve(untried)
+		} else {
+			ref{c, i}.resolve(unknown)
+		}
+		o.leave(c)
+		l.withdrawIdle(o, now)
+	}
+}
+
+// withdrawIdle takes back a waiting op that nobody waits for any more.
+func (l *Ledger) withdrawIdle(o *op, now time.Duration) {
+	if o.batch == nil && !o.canceled && !o.runOut && len(o.refs) == 0 {
+		o.canceled = true
+		l.restore(o, now)
+	}
+}
+
+// restore puts a message back to where it was before an op that came to nothing.
+func (l *Ledger) restore(o *op, now time.Duration) {
+	e := o.e
+	e.ack, e.exp = nil, nil
+	switch {
+	case e.dead:
+		l.drop(e)
+	case e.live:
+		l.leases.push(e)
+	default:
+		l.requeue(e, e.notBefore)
+	}
+}
+
+// end answers everything that is unresolved: the epoch is over, as applied here, so no command of it takes effect
+// any more. An ack took effect if its message is finished.
+//
+// decisive false says that the epoch may not be over: the outcome of what was proposed is unknown.
+func (l *Ledger) end(refusal code.Code, decisive bool) {
+	l.gone = true
+	for _, e := range l.tracked {
+		if e.ack != nil {
+			resolveAll(e.ack.refs, l.ackAtEnd(e.ack, refusal, decisive))
+		}
+		if e.exp != nil {
+			res := plain(refusal)
+			if e.exp.batch != nil {
+				res = ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe}
+			}
+			resolveAll(e.exp.refs, res)
+			resolveAll(e.exp.late, plain(refusal))
+		}
+	}
+}
+
+func (l *Ledger) ackAtEnd(o *op, refusal code.Code, decisive bool) ItemResult {
+	if o.batch == nil {
+		return plain(refusal)
+	}
+	if !decisive {
+		return ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe}
+	}
+	switch done, err := l.reader.Finished(l.id, o.address); {
+	case err != nil:
+		return ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe}
+	case done:
+		return plain(code.OK)
+	}
+	return plain(refusal)
+}
+
+// nextEvent is the boot time at which the ledger has something to do by itself; waiting says whether a receive
+// waits, so that messages becoming ready matters.
+func (l *Ledger) nextEvent(now time.Duration, stamp queue.Stamp, waiting bool) time.Duration {
+	at := min(l.acks.due(), l.expires.due())
+	if e := l.leases.peek(); e != nil {
+		at = min(at, e.deadline)
+	}
+	if !waiting {
+		return at
+	}
+	soon := func(t time.Duration) { // what is past waits for something else
+		if t > now {
+			at = min(at, t)
+		}
+	}
+	if next := l.nextReady(); next > stamp {
+		if d := ms(uint64(next - stamp)); d < never-now {
+			soon(now + d)
+		}
+	}
+	if !l.keyed && l.sweep {
+		soon(l.sweepFrom)
+	}
+	if !l.keyed && l.straggle < l.scan {
+		soon(l.straggled + straggleEvery)
+	}
+	if len(l.recheck) > 0 {
+		return now
+	}
+	if l.disorderSeen != l.marks.disorder.Load() || l.delayedSeen != l.delayedMark() {
+		soon(l.recheckFrom)
+	}
+	return at
+}
