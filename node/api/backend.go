@@ -100,6 +100,8 @@ type Publish struct {
 	Publish   queue.Publish
 	Delays    []time.Duration
 	TTLs      []time.Duration
+	// Queued, if not nil, is called once the publish has its place in the order, or at the latest when it is answered.
+	Queued func()
 }
 
 // PublishReply is the outcome of an applied publish.

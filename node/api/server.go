@@ -72,7 +72,7 @@ func NewServer(o Options) *Server {
 	return s
 }
 
-// Mount registers the three services on mux.
+// Mount registers the services on mux.
 func (s *Server) Mount(mux Mux) {
 	opts := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxRequestBytes),
@@ -81,6 +81,7 @@ func (s *Server) Mount(mux Mux) {
 	mux.Handle(tierqv1connect.NewQueueServiceHandler(queueService{s}, opts...))
 	mux.Handle(tierqv1connect.NewGroupServiceHandler(groupService{s}, opts...))
 	mux.Handle(tierqv1connect.NewStatusServiceHandler(statusService{s}, opts...))
+	mux.Handle(tierqv1connect.NewStreamServiceHandler(streamService{s}, opts...))
 }
 
 // intercept gives every call a deadline, and every error its details.

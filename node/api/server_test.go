@@ -173,19 +173,19 @@ func TestForwardOnce(t *testing.T) {
 	require.Equal(t, uint64(11), resp.Msg.Results[0].Address)
 
 	_, err = c.Publish(t.Context(), request("full"))
-	require.Equal(t, uint32(code.QueueFull), detailOf(t, err).Code, "the other host's refusal passes through")
+	require.Equal(t, uint32(code.QueueFull), wireDetail(t, err).Code, "the other host's refusal passes through")
 
 	_, err = client(Options{Backend: follower}).Publish(t.Context(), request("a"))
-	d := detailOf(t, err)
+	d := wireDetail(t, err)
 	require.Equal(t, uint32(code.StaleLeader), d.Code, "a host that was forwarded to does not forward again")
 	require.Equal(t, "x", d.LeaderApi)
 
 	peer.Close()
 	_, err = c.Publish(t.Context(), request("a"))
-	require.Equal(t, tierqv1.Effect_EFFECT_NONE, detailOf(t, err).Effect, "a host that cannot be dialled got nothing")
+	require.Equal(t, tierqv1.Effect_EFFECT_NONE, wireDetail(t, err).Effect, "a host that cannot be dialled got nothing")
 }
 
-func detailOf(t *testing.T, err error) *tierqv1.ErrorDetail {
+func wireDetail(t *testing.T, err error) *tierqv1.ErrorDetail {
 	t.Helper()
 	var ce *connect.Error
 	require.ErrorAs(t, err, &ce)

@@ -3138,6 +3138,606 @@ func (x *SettleResponse) GetResults() []*SettleResult {
 	return nil
 }
 
+type PublishStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Outcome:
+	//
+	//	*PublishStreamResponse_Published
+	//	*PublishStreamResponse_Refused
+	Outcome       isPublishStreamResponse_Outcome `protobuf_oneof:"outcome"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishStreamResponse) Reset() {
+	*x = PublishStreamResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishStreamResponse) ProtoMessage() {}
+
+func (x *PublishStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishStreamResponse.ProtoReflect.Descriptor instead.
+func (*PublishStreamResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *PublishStreamResponse) GetOutcome() isPublishStreamResponse_Outcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return nil
+}
+
+func (x *PublishStreamResponse) GetPublished() *PublishResponse {
+	if x != nil {
+		if x, ok := x.Outcome.(*PublishStreamResponse_Published); ok {
+			return x.Published
+		}
+	}
+	return nil
+}
+
+func (x *PublishStreamResponse) GetRefused() *ErrorDetail {
+	if x != nil {
+		if x, ok := x.Outcome.(*PublishStreamResponse_Refused); ok {
+			return x.Refused
+		}
+	}
+	return nil
+}
+
+type isPublishStreamResponse_Outcome interface {
+	isPublishStreamResponse_Outcome()
+}
+
+type PublishStreamResponse_Published struct {
+	Published *PublishResponse `protobuf:"bytes,1,opt,name=published,proto3,oneof"`
+}
+
+type PublishStreamResponse_Refused struct {
+	Refused *ErrorDetail `protobuf:"bytes,2,opt,name=refused,proto3,oneof"`
+}
+
+func (*PublishStreamResponse_Published) isPublishStreamResponse_Outcome() {}
+
+func (*PublishStreamResponse_Refused) isPublishStreamResponse_Outcome() {}
+
+type ConsumeStart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Empty means $default.
+	Group    string `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Consumer string `protobuf:"bytes,3,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	// Overrides the group's lease.
+	LeaseMs *uint64 `protobuf:"varint,4,opt,name=lease_ms,json=leaseMs,proto3,oneof" json:"lease_ms,omitempty"`
+	// The window: how much may be out unsettled. 0 means 256 messages, 2 MiB. One message is sent whatever its size.
+	WindowMessages uint32 `protobuf:"varint,5,opt,name=window_messages,json=windowMessages,proto3" json:"window_messages,omitempty"`
+	WindowBytes    uint32 `protobuf:"varint,6,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ConsumeStart) Reset() {
+	*x = ConsumeStart{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeStart) ProtoMessage() {}
+
+func (x *ConsumeStart) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeStart.ProtoReflect.Descriptor instead.
+func (*ConsumeStart) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ConsumeStart) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ConsumeStart) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ConsumeStart) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *ConsumeStart) GetLeaseMs() uint64 {
+	if x != nil && x.LeaseMs != nil {
+		return *x.LeaseMs
+	}
+	return 0
+}
+
+func (x *ConsumeStart) GetWindowMessages() uint32 {
+	if x != nil {
+		return x.WindowMessages
+	}
+	return 0
+}
+
+func (x *ConsumeStart) GetWindowBytes() uint32 {
+	if x != nil {
+		return x.WindowBytes
+	}
+	return 0
+}
+
+type ConsumeSettle struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Returned in the answer.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// ack, nack, release, reject, extend.
+	Kind          string   `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	Receipts      []string `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	DelayMs       *uint64  `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
+	Reason        string   `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	LeaseMs       uint64   `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeSettle) Reset() {
+	*x = ConsumeSettle{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeSettle) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeSettle) ProtoMessage() {}
+
+func (x *ConsumeSettle) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeSettle.ProtoReflect.Descriptor instead.
+func (*ConsumeSettle) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *ConsumeSettle) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ConsumeSettle) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ConsumeSettle) GetReceipts() []string {
+	if x != nil {
+		return x.Receipts
+	}
+	return nil
+}
+
+func (x *ConsumeSettle) GetDelayMs() uint64 {
+	if x != nil && x.DelayMs != nil {
+		return *x.DelayMs
+	}
+	return 0
+}
+
+func (x *ConsumeSettle) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ConsumeSettle) GetLeaseMs() uint64 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
+type ConsumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Request:
+	//
+	//	*ConsumeRequest_Start
+	//	*ConsumeRequest_Settle
+	//	*ConsumeRequest_Drain
+	Request       isConsumeRequest_Request `protobuf_oneof:"request"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeRequest) Reset() {
+	*x = ConsumeRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeRequest) ProtoMessage() {}
+
+func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeRequest.ProtoReflect.Descriptor instead.
+func (*ConsumeRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ConsumeRequest) GetRequest() isConsumeRequest_Request {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *ConsumeRequest) GetStart() *ConsumeStart {
+	if x != nil {
+		if x, ok := x.Request.(*ConsumeRequest_Start); ok {
+			return x.Start
+		}
+	}
+	return nil
+}
+
+func (x *ConsumeRequest) GetSettle() *ConsumeSettle {
+	if x != nil {
+		if x, ok := x.Request.(*ConsumeRequest_Settle); ok {
+			return x.Settle
+		}
+	}
+	return nil
+}
+
+func (x *ConsumeRequest) GetDrain() bool {
+	if x != nil {
+		if x, ok := x.Request.(*ConsumeRequest_Drain); ok {
+			return x.Drain
+		}
+	}
+	return false
+}
+
+type isConsumeRequest_Request interface {
+	isConsumeRequest_Request()
+}
+
+type ConsumeRequest_Start struct {
+	Start *ConsumeStart `protobuf:"bytes,1,opt,name=start,proto3,oneof"`
+}
+
+type ConsumeRequest_Settle struct {
+	Settle *ConsumeSettle `protobuf:"bytes,2,opt,name=settle,proto3,oneof"`
+}
+
+type ConsumeRequest_Drain struct {
+	// Stop sending; what is out may still be settled.
+	Drain bool `protobuf:"varint,3,opt,name=drain,proto3,oneof"`
+}
+
+func (*ConsumeRequest_Start) isConsumeRequest_Request() {}
+
+func (*ConsumeRequest_Settle) isConsumeRequest_Request() {}
+
+func (*ConsumeRequest_Drain) isConsumeRequest_Request() {}
+
+type ConsumeStarted struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	WindowMessages uint32                 `protobuf:"varint,1,opt,name=window_messages,json=windowMessages,proto3" json:"window_messages,omitempty"`
+	WindowBytes    uint32                 `protobuf:"varint,2,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ConsumeStarted) Reset() {
+	*x = ConsumeStarted{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeStarted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeStarted) ProtoMessage() {}
+
+func (x *ConsumeStarted) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeStarted.ProtoReflect.Descriptor instead.
+func (*ConsumeStarted) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ConsumeStarted) GetWindowMessages() uint32 {
+	if x != nil {
+		return x.WindowMessages
+	}
+	return 0
+}
+
+func (x *ConsumeStarted) GetWindowBytes() uint32 {
+	if x != nil {
+		return x.WindowBytes
+	}
+	return 0
+}
+
+type ConsumeMessages struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Messages      []*Message             `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeMessages) Reset() {
+	*x = ConsumeMessages{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeMessages) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeMessages) ProtoMessage() {}
+
+func (x *ConsumeMessages) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeMessages.ProtoReflect.Descriptor instead.
+func (*ConsumeMessages) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *ConsumeMessages) GetMessages() []*Message {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+type ConsumeSettled struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Results       []*SettleResult        `protobuf:"bytes,2,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeSettled) Reset() {
+	*x = ConsumeSettled{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeSettled) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeSettled) ProtoMessage() {}
+
+func (x *ConsumeSettled) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeSettled.ProtoReflect.Descriptor instead.
+func (*ConsumeSettled) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *ConsumeSettled) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ConsumeSettled) GetResults() []*SettleResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type ConsumeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Response:
+	//
+	//	*ConsumeResponse_Started
+	//	*ConsumeResponse_Messages
+	//	*ConsumeResponse_Settled
+	Response      isConsumeResponse_Response `protobuf_oneof:"response"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeResponse) Reset() {
+	*x = ConsumeResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeResponse) ProtoMessage() {}
+
+func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeResponse.ProtoReflect.Descriptor instead.
+func (*ConsumeResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *ConsumeResponse) GetResponse() isConsumeResponse_Response {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *ConsumeResponse) GetStarted() *ConsumeStarted {
+	if x != nil {
+		if x, ok := x.Response.(*ConsumeResponse_Started); ok {
+			return x.Started
+		}
+	}
+	return nil
+}
+
+func (x *ConsumeResponse) GetMessages() *ConsumeMessages {
+	if x != nil {
+		if x, ok := x.Response.(*ConsumeResponse_Messages); ok {
+			return x.Messages
+		}
+	}
+	return nil
+}
+
+func (x *ConsumeResponse) GetSettled() *ConsumeSettled {
+	if x != nil {
+		if x, ok := x.Response.(*ConsumeResponse_Settled); ok {
+			return x.Settled
+		}
+	}
+	return nil
+}
+
+type isConsumeResponse_Response interface {
+	isConsumeResponse_Response()
+}
+
+type ConsumeResponse_Started struct {
+	Started *ConsumeStarted `protobuf:"bytes,1,opt,name=started,proto3,oneof"`
+}
+
+type ConsumeResponse_Messages struct {
+	Messages *ConsumeMessages `protobuf:"bytes,2,opt,name=messages,proto3,oneof"`
+}
+
+type ConsumeResponse_Settled struct {
+	Settled *ConsumeSettled `protobuf:"bytes,3,opt,name=settled,proto3,oneof"`
+}
+
+func (*ConsumeResponse_Started) isConsumeResponse_Response() {}
+
+func (*ConsumeResponse_Messages) isConsumeResponse_Response() {}
+
+func (*ConsumeResponse_Settled) isConsumeResponse_Response() {}
+
 type DeadLetter struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
 	Address            uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
@@ -3154,7 +3754,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3766,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3779,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{41}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DeadLetter) GetAddress() uint64 {
@@ -3251,7 +3851,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3863,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3876,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{42}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ListDeadLettersRequest) GetQueue() string {
@@ -3318,7 +3918,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3330,7 +3930,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3343,7 +3943,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{43}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -3372,7 +3972,7 @@ type RedriveDeadLettersRequest struct {
 
 func (x *RedriveDeadLettersRequest) Reset() {
 	*x = RedriveDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3384,7 +3984,7 @@ func (x *RedriveDeadLettersRequest) String() string {
 func (*RedriveDeadLettersRequest) ProtoMessage() {}
 
 func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3397,7 +3997,7 @@ func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{44}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RedriveDeadLettersRequest) GetQueue() string {
@@ -3431,7 +4031,7 @@ type RedriveDeadLettersResponse struct {
 
 func (x *RedriveDeadLettersResponse) Reset() {
 	*x = RedriveDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3443,7 +4043,7 @@ func (x *RedriveDeadLettersResponse) String() string {
 func (*RedriveDeadLettersResponse) ProtoMessage() {}
 
 func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3456,7 +4056,7 @@ func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{45}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RedriveDeadLettersResponse) GetRedriven() uint64 {
@@ -3484,7 +4084,7 @@ type PurgeDeadLettersRequest struct {
 
 func (x *PurgeDeadLettersRequest) Reset() {
 	*x = PurgeDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3496,7 +4096,7 @@ func (x *PurgeDeadLettersRequest) String() string {
 func (*PurgeDeadLettersRequest) ProtoMessage() {}
 
 func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3509,7 +4109,7 @@ func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{46}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PurgeDeadLettersRequest) GetQueue() string {
@@ -3542,7 +4142,7 @@ type PurgeDeadLettersResponse struct {
 
 func (x *PurgeDeadLettersResponse) Reset() {
 	*x = PurgeDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3554,7 +4154,7 @@ func (x *PurgeDeadLettersResponse) String() string {
 func (*PurgeDeadLettersResponse) ProtoMessage() {}
 
 func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3567,7 +4167,7 @@ func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{47}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PurgeDeadLettersResponse) GetPurged() uint64 {
@@ -3593,7 +4193,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3605,7 +4205,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3618,7 +4218,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{48}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Host) GetId() uint64 {
@@ -3678,7 +4278,7 @@ type FleetStatusRequest struct {
 
 func (x *FleetStatusRequest) Reset() {
 	*x = FleetStatusRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +4290,7 @@ func (x *FleetStatusRequest) String() string {
 func (*FleetStatusRequest) ProtoMessage() {}
 
 func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +4303,7 @@ func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusRequest.ProtoReflect.Descriptor instead.
 func (*FleetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{49}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{57}
 }
 
 type FleetStatusResponse struct {
@@ -3722,7 +4322,7 @@ type FleetStatusResponse struct {
 
 func (x *FleetStatusResponse) Reset() {
 	*x = FleetStatusResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3734,7 +4334,7 @@ func (x *FleetStatusResponse) String() string {
 func (*FleetStatusResponse) ProtoMessage() {}
 
 func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3747,7 +4347,7 @@ func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusResponse.ProtoReflect.Descriptor instead.
 func (*FleetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{50}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *FleetStatusResponse) GetFleetId() string {
@@ -3816,7 +4416,7 @@ type ShardDigestRequest struct {
 
 func (x *ShardDigestRequest) Reset() {
 	*x = ShardDigestRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +4428,7 @@ func (x *ShardDigestRequest) String() string {
 func (*ShardDigestRequest) ProtoMessage() {}
 
 func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +4441,7 @@ func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestRequest.ProtoReflect.Descriptor instead.
 func (*ShardDigestRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{51}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ShardDigestRequest) GetQueue() string {
@@ -3872,7 +4472,7 @@ type ReplicaDigest struct {
 
 func (x *ReplicaDigest) Reset() {
 	*x = ReplicaDigest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +4484,7 @@ func (x *ReplicaDigest) String() string {
 func (*ReplicaDigest) ProtoMessage() {}
 
 func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +4497,7 @@ func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaDigest.ProtoReflect.Descriptor instead.
 func (*ReplicaDigest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{52}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReplicaDigest) GetReplicaId() uint64 {
@@ -3945,7 +4545,7 @@ type ShardDigestResponse struct {
 
 func (x *ShardDigestResponse) Reset() {
 	*x = ShardDigestResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3957,7 +4557,7 @@ func (x *ShardDigestResponse) String() string {
 func (*ShardDigestResponse) ProtoMessage() {}
 
 func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3970,7 +4570,7 @@ func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestResponse.ProtoReflect.Descriptor instead.
 func (*ShardDigestResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{53}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ShardDigestResponse) GetShard() uint64 {
@@ -4001,7 +4601,7 @@ type BenchProposeRequest struct {
 
 func (x *BenchProposeRequest) Reset() {
 	*x = BenchProposeRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4013,7 +4613,7 @@ func (x *BenchProposeRequest) String() string {
 func (*BenchProposeRequest) ProtoMessage() {}
 
 func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4026,7 +4626,7 @@ func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeRequest.ProtoReflect.Descriptor instead.
 func (*BenchProposeRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{54}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *BenchProposeRequest) GetQueue() string {
@@ -4077,7 +4677,7 @@ type BenchProposeResponse struct {
 
 func (x *BenchProposeResponse) Reset() {
 	*x = BenchProposeResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4089,7 +4689,7 @@ func (x *BenchProposeResponse) String() string {
 func (*BenchProposeResponse) ProtoMessage() {}
 
 func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4102,7 +4702,7 @@ func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeResponse.ProtoReflect.Descriptor instead.
 func (*BenchProposeResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{55}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *BenchProposeResponse) GetCommands() uint64 {
@@ -4391,7 +4991,46 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\aalready\x18\x05 \x01(\bR\aalready\x12(\n" +
 	"\x06effect\x18\x06 \x01(\x0e2\x10.tierq.v1.EffectR\x06effect\"B\n" +
 	"\x0eSettleResponse\x120\n" +
-	"\aresults\x18\x01 \x03(\v2\x16.tierq.v1.SettleResultR\aresults\"\x81\x02\n" +
+	"\aresults\x18\x01 \x03(\v2\x16.tierq.v1.SettleResultR\aresults\"\x90\x01\n" +
+	"\x15PublishStreamResponse\x129\n" +
+	"\tpublished\x18\x01 \x01(\v2\x19.tierq.v1.PublishResponseH\x00R\tpublished\x121\n" +
+	"\arefused\x18\x02 \x01(\v2\x15.tierq.v1.ErrorDetailH\x00R\arefusedB\t\n" +
+	"\aoutcome\"\xcf\x01\n" +
+	"\fConsumeStart\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
+	"\bconsumer\x18\x03 \x01(\tR\bconsumer\x12\x1e\n" +
+	"\blease_ms\x18\x04 \x01(\x04H\x00R\aleaseMs\x88\x01\x01\x12'\n" +
+	"\x0fwindow_messages\x18\x05 \x01(\rR\x0ewindowMessages\x12!\n" +
+	"\fwindow_bytes\x18\x06 \x01(\rR\vwindowBytesB\v\n" +
+	"\t_lease_ms\"\xaf\x01\n" +
+	"\rConsumeSettle\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1a\n" +
+	"\breceipts\x18\x03 \x03(\tR\breceipts\x12\x1e\n" +
+	"\bdelay_ms\x18\x04 \x01(\x04H\x00R\adelayMs\x88\x01\x01\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x19\n" +
+	"\blease_ms\x18\x06 \x01(\x04R\aleaseMsB\v\n" +
+	"\t_delay_ms\"\x96\x01\n" +
+	"\x0eConsumeRequest\x12.\n" +
+	"\x05start\x18\x01 \x01(\v2\x16.tierq.v1.ConsumeStartH\x00R\x05start\x121\n" +
+	"\x06settle\x18\x02 \x01(\v2\x17.tierq.v1.ConsumeSettleH\x00R\x06settle\x12\x16\n" +
+	"\x05drain\x18\x03 \x01(\bH\x00R\x05drainB\t\n" +
+	"\arequest\"\\\n" +
+	"\x0eConsumeStarted\x12'\n" +
+	"\x0fwindow_messages\x18\x01 \x01(\rR\x0ewindowMessages\x12!\n" +
+	"\fwindow_bytes\x18\x02 \x01(\rR\vwindowBytes\"@\n" +
+	"\x0fConsumeMessages\x12-\n" +
+	"\bmessages\x18\x01 \x03(\v2\x11.tierq.v1.MessageR\bmessages\"R\n" +
+	"\x0eConsumeSettled\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x120\n" +
+	"\aresults\x18\x02 \x03(\v2\x16.tierq.v1.SettleResultR\aresults\"\xc2\x01\n" +
+	"\x0fConsumeResponse\x124\n" +
+	"\astarted\x18\x01 \x01(\v2\x18.tierq.v1.ConsumeStartedH\x00R\astarted\x127\n" +
+	"\bmessages\x18\x02 \x01(\v2\x19.tierq.v1.ConsumeMessagesH\x00R\bmessages\x124\n" +
+	"\asettled\x18\x03 \x01(\v2\x18.tierq.v1.ConsumeSettledH\x00R\asettledB\n" +
+	"\n" +
+	"\bresponse\"\x81\x02\n" +
 	"\n" +
 	"DeadLetter\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x1a\n" +
@@ -4507,7 +5146,10 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x06Extend\x12\x17.tierq.v1.ExtendRequest\x1a\x18.tierq.v1.SettleResponse\x12V\n" +
 	"\x0fListDeadLetters\x12 .tierq.v1.ListDeadLettersRequest\x1a!.tierq.v1.ListDeadLettersResponse\x12_\n" +
 	"\x12RedriveDeadLetters\x12#.tierq.v1.RedriveDeadLettersRequest\x1a$.tierq.v1.RedriveDeadLettersResponse\x12Y\n" +
-	"\x10PurgeDeadLetters\x12!.tierq.v1.PurgeDeadLettersRequest\x1a\".tierq.v1.PurgeDeadLettersResponse2\xf6\x01\n" +
+	"\x10PurgeDeadLetters\x12!.tierq.v1.PurgeDeadLettersRequest\x1a\".tierq.v1.PurgeDeadLettersResponse2\xa3\x01\n" +
+	"\rStreamService\x12N\n" +
+	"\rPublishStream\x12\x18.tierq.v1.PublishRequest\x1a\x1f.tierq.v1.PublishStreamResponse(\x010\x01\x12B\n" +
+	"\aConsume\x12\x18.tierq.v1.ConsumeRequest\x1a\x19.tierq.v1.ConsumeResponse(\x010\x012\xf6\x01\n" +
 	"\rStatusService\x12J\n" +
 	"\vFleetStatus\x12\x1c.tierq.v1.FleetStatusRequest\x1a\x1d.tierq.v1.FleetStatusResponse\x12J\n" +
 	"\vShardDigest\x12\x1c.tierq.v1.ShardDigestRequest\x1a\x1d.tierq.v1.ShardDigestResponse\x12M\n" +
@@ -4526,7 +5168,7 @@ func file_tierq_v1_tierq_proto_rawDescGZIP() []byte {
 }
 
 var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_tierq_v1_tierq_proto_goTypes = []any{
 	(Effect)(0),                        // 0: tierq.v1.Effect
 	(Ordering)(0),                      // 1: tierq.v1.Ordering
@@ -4573,21 +5215,29 @@ var file_tierq_v1_tierq_proto_goTypes = []any{
 	(*ExtendRequest)(nil),              // 42: tierq.v1.ExtendRequest
 	(*SettleResult)(nil),               // 43: tierq.v1.SettleResult
 	(*SettleResponse)(nil),             // 44: tierq.v1.SettleResponse
-	(*DeadLetter)(nil),                 // 45: tierq.v1.DeadLetter
-	(*ListDeadLettersRequest)(nil),     // 46: tierq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 47: tierq.v1.ListDeadLettersResponse
-	(*RedriveDeadLettersRequest)(nil),  // 48: tierq.v1.RedriveDeadLettersRequest
-	(*RedriveDeadLettersResponse)(nil), // 49: tierq.v1.RedriveDeadLettersResponse
-	(*PurgeDeadLettersRequest)(nil),    // 50: tierq.v1.PurgeDeadLettersRequest
-	(*PurgeDeadLettersResponse)(nil),   // 51: tierq.v1.PurgeDeadLettersResponse
-	(*Host)(nil),                       // 52: tierq.v1.Host
-	(*FleetStatusRequest)(nil),         // 53: tierq.v1.FleetStatusRequest
-	(*FleetStatusResponse)(nil),        // 54: tierq.v1.FleetStatusResponse
-	(*ShardDigestRequest)(nil),         // 55: tierq.v1.ShardDigestRequest
-	(*ReplicaDigest)(nil),              // 56: tierq.v1.ReplicaDigest
-	(*ShardDigestResponse)(nil),        // 57: tierq.v1.ShardDigestResponse
-	(*BenchProposeRequest)(nil),        // 58: tierq.v1.BenchProposeRequest
-	(*BenchProposeResponse)(nil),       // 59: tierq.v1.BenchProposeResponse
+	(*PublishStreamResponse)(nil),      // 45: tierq.v1.PublishStreamResponse
+	(*ConsumeStart)(nil),               // 46: tierq.v1.ConsumeStart
+	(*ConsumeSettle)(nil),              // 47: tierq.v1.ConsumeSettle
+	(*ConsumeRequest)(nil),             // 48: tierq.v1.ConsumeRequest
+	(*ConsumeStarted)(nil),             // 49: tierq.v1.ConsumeStarted
+	(*ConsumeMessages)(nil),            // 50: tierq.v1.ConsumeMessages
+	(*ConsumeSettled)(nil),             // 51: tierq.v1.ConsumeSettled
+	(*ConsumeResponse)(nil),            // 52: tierq.v1.ConsumeResponse
+	(*DeadLetter)(nil),                 // 53: tierq.v1.DeadLetter
+	(*ListDeadLettersRequest)(nil),     // 54: tierq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 55: tierq.v1.ListDeadLettersResponse
+	(*RedriveDeadLettersRequest)(nil),  // 56: tierq.v1.RedriveDeadLettersRequest
+	(*RedriveDeadLettersResponse)(nil), // 57: tierq.v1.RedriveDeadLettersResponse
+	(*PurgeDeadLettersRequest)(nil),    // 58: tierq.v1.PurgeDeadLettersRequest
+	(*PurgeDeadLettersResponse)(nil),   // 59: tierq.v1.PurgeDeadLettersResponse
+	(*Host)(nil),                       // 60: tierq.v1.Host
+	(*FleetStatusRequest)(nil),         // 61: tierq.v1.FleetStatusRequest
+	(*FleetStatusResponse)(nil),        // 62: tierq.v1.FleetStatusResponse
+	(*ShardDigestRequest)(nil),         // 63: tierq.v1.ShardDigestRequest
+	(*ReplicaDigest)(nil),              // 64: tierq.v1.ReplicaDigest
+	(*ShardDigestResponse)(nil),        // 65: tierq.v1.ShardDigestResponse
+	(*BenchProposeRequest)(nil),        // 66: tierq.v1.BenchProposeRequest
+	(*BenchProposeResponse)(nil),       // 67: tierq.v1.BenchProposeResponse
 }
 var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	0,  // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
@@ -4617,59 +5267,72 @@ var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	36, // 24: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
 	0,  // 25: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
 	43, // 26: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
-	17, // 27: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
-	45, // 28: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
-	52, // 29: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
-	56, // 30: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
-	6,  // 31: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
-	11, // 32: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
-	13, // 33: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
-	15, // 34: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
-	19, // 35: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
-	25, // 36: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
-	27, // 37: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
-	29, // 38: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
-	31, // 39: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
-	33, // 40: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
-	35, // 41: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
-	38, // 42: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
-	39, // 43: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
-	40, // 44: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
-	41, // 45: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
-	42, // 46: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
-	46, // 47: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
-	48, // 48: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
-	50, // 49: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
-	53, // 50: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
-	55, // 51: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
-	58, // 52: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
-	7,  // 53: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
-	12, // 54: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
-	14, // 55: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
-	16, // 56: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
-	21, // 57: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
-	26, // 58: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
-	28, // 59: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
-	30, // 60: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
-	32, // 61: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
-	34, // 62: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
-	37, // 63: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
-	44, // 64: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
-	44, // 65: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
-	44, // 66: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
-	44, // 67: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
-	44, // 68: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
-	47, // 69: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
-	49, // 70: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
-	51, // 71: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
-	54, // 72: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
-	57, // 73: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
-	59, // 74: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
-	53, // [53:75] is the sub-list for method output_type
-	31, // [31:53] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	21, // 27: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
+	4,  // 28: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
+	46, // 29: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
+	47, // 30: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
+	36, // 31: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
+	43, // 32: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
+	49, // 33: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
+	50, // 34: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
+	51, // 35: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
+	17, // 36: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
+	53, // 37: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
+	60, // 38: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
+	64, // 39: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
+	6,  // 40: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
+	11, // 41: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
+	13, // 42: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
+	15, // 43: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
+	19, // 44: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
+	25, // 45: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
+	27, // 46: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
+	29, // 47: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
+	31, // 48: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
+	33, // 49: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
+	35, // 50: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
+	38, // 51: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
+	39, // 52: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
+	40, // 53: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
+	41, // 54: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
+	42, // 55: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
+	54, // 56: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
+	56, // 57: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
+	58, // 58: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
+	19, // 59: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
+	48, // 60: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
+	61, // 61: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
+	63, // 62: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
+	66, // 63: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
+	7,  // 64: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
+	12, // 65: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
+	14, // 66: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
+	16, // 67: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
+	21, // 68: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
+	26, // 69: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
+	28, // 70: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
+	30, // 71: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
+	32, // 72: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
+	34, // 73: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
+	37, // 74: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
+	44, // 75: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
+	44, // 76: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
+	44, // 77: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
+	44, // 78: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
+	44, // 79: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
+	55, // 80: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
+	57, // 81: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
+	59, // 82: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
+	45, // 83: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
+	52, // 84: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
+	62, // 85: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
+	65, // 86: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
+	67, // 87: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
+	64, // [64:88] is the sub-list for method output_type
+	40, // [40:64] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_tierq_proto_init() }
@@ -4680,15 +5343,31 @@ func file_tierq_v1_tierq_proto_init() {
 	file_tierq_v1_tierq_proto_msgTypes[15].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[31].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[35].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[41].OneofWrappers = []any{
+		(*PublishStreamResponse_Published)(nil),
+		(*PublishStreamResponse_Refused)(nil),
+	}
+	file_tierq_v1_tierq_proto_msgTypes[42].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[43].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[44].OneofWrappers = []any{
+		(*ConsumeRequest_Start)(nil),
+		(*ConsumeRequest_Settle)(nil),
+		(*ConsumeRequest_Drain)(nil),
+	}
+	file_tierq_v1_tierq_proto_msgTypes[48].OneofWrappers = []any{
+		(*ConsumeResponse_Started)(nil),
+		(*ConsumeResponse_Messages)(nil),
+		(*ConsumeResponse_Settled)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_tierq_proto_rawDesc), len(file_tierq_v1_tierq_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   56,
+			NumMessages:   64,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   4,
 		},
 		GoTypes:           file_tierq_v1_tierq_proto_goTypes,
 		DependencyIndexes: file_tierq_v1_tierq_proto_depIdxs,

@@ -29,6 +29,8 @@ const (
 	QueueServiceName = "tierq.v1.QueueService"
 	// GroupServiceName is the fully-qualified name of the GroupService service.
 	GroupServiceName = "tierq.v1.GroupService"
+	// StreamServiceName is the fully-qualified name of the StreamService service.
+	StreamServiceName = "tierq.v1.StreamService"
 	// StatusServiceName is the fully-qualified name of the StatusService service.
 	StatusServiceName = "tierq.v1.StatusService"
 )
@@ -87,6 +89,11 @@ const (
 	// GroupServicePurgeDeadLettersProcedure is the fully-qualified name of the GroupService's
 	// PurgeDeadLetters RPC.
 	GroupServicePurgeDeadLettersProcedure = "/tierq.v1.GroupService/PurgeDeadLetters"
+	// StreamServicePublishStreamProcedure is the fully-qualified name of the StreamService's
+	// PublishStream RPC.
+	StreamServicePublishStreamProcedure = "/tierq.v1.StreamService/PublishStream"
+	// StreamServiceConsumeProcedure is the fully-qualified name of the StreamService's Consume RPC.
+	StreamServiceConsumeProcedure = "/tierq.v1.StreamService/Consume"
 	// StatusServiceFleetStatusProcedure is the fully-qualified name of the StatusService's FleetStatus
 	// RPC.
 	StatusServiceFleetStatusProcedure = "/tierq.v1.StatusService/FleetStatus"
@@ -694,6 +701,112 @@ func (UnimplementedGroupServiceHandler) RedriveDeadLetters(context.Context, *con
 
 func (UnimplementedGroupServiceHandler) PurgeDeadLetters(context.Context, *connect.Request[v1.PurgeDeadLettersRequest]) (*connect.Response[v1.PurgeDeadLettersResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.GroupService.PurgeDeadLetters is not implemented"))
+}
+
+// StreamServiceClient is a client for the tierq.v1.StreamService service.
+type StreamServiceClient interface {
+	// PublishStream answers every request in order; up to 64 are in flight. A refusal answers its request and ends
+	// nothing; after an unknown outcome the client repeats with the same seqs.
+	PublishStream(context.Context) *connect.BidiStreamForClient[v1.PublishRequest, v1.PublishStreamResponse]
+	// Consume pushes messages while the consumer's window has room, and takes its settles. The first request must be
+	// start. It must go to the group's home; when the home changes, the stream ends with NOT_OWNER and the address.
+	// Settling returns credit; closing the stream releases what is still leased and counts nothing.
+	Consume(context.Context) *connect.BidiStreamForClient[v1.ConsumeRequest, v1.ConsumeResponse]
+}
+
+// NewStreamServiceClient constructs a client for the tierq.v1.StreamService service. By default, it
+// uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses, and sends
+// uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the connect.WithGRPC() or
+// connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewStreamServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) StreamServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	streamServiceMethods := v1.File_tierq_v1_tierq_proto.Services().ByName("StreamService").Methods()
+	return &streamServiceClient{
+		publishStream: connect.NewClient[v1.PublishRequest, v1.PublishStreamResponse](
+			httpClient,
+			baseURL+StreamServicePublishStreamProcedure,
+			connect.WithSchema(streamServiceMethods.ByName("PublishStream")),
+			connect.WithClientOptions(opts...),
+		),
+		consume: connect.NewClient[v1.ConsumeRequest, v1.ConsumeResponse](
+			httpClient,
+			baseURL+StreamServiceConsumeProcedure,
+			connect.WithSchema(streamServiceMethods.ByName("Consume")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// streamServiceClient implements StreamServiceClient.
+type streamServiceClient struct {
+	publishStream *connect.Client[v1.PublishRequest, v1.PublishStreamResponse]
+	consume       *connect.Client[v1.ConsumeRequest, v1.ConsumeResponse]
+}
+
+// PublishStream calls tierq.v1.StreamService.PublishStream.
+func (c *streamServiceClient) PublishStream(ctx context.Context) *connect.BidiStreamForClient[v1.PublishRequest, v1.PublishStreamResponse] {
+	return c.publishStream.CallBidiStream(ctx)
+}
+
+// Consume calls tierq.v1.StreamService.Consume.
+func (c *streamServiceClient) Consume(ctx context.Context) *connect.BidiStreamForClient[v1.ConsumeRequest, v1.ConsumeResponse] {
+	return c.consume.CallBidiStream(ctx)
+}
+
+// StreamServiceHandler is an implementation of the tierq.v1.StreamService service.
+type StreamServiceHandler interface {
+	// PublishStream answers every request in order; up to 64 are in flight. A refusal answers its request and ends
+	// nothing; after an unknown outcome the client repeats with the same seqs.
+	PublishStream(context.Context, *connect.BidiStream[v1.PublishRequest, v1.PublishStreamResponse]) error
+	// Consume pushes messages while the consumer's window has room, and takes its settles. The first request must be
+	// start. It must go to the group's home; when the home changes, the stream ends with NOT_OWNER and the address.
+	// Settling returns credit; closing the stream releases what is still leased and counts nothing.
+	Consume(context.Context, *connect.BidiStream[v1.ConsumeRequest, v1.ConsumeResponse]) error
+}
+
+// NewStreamServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewStreamServiceHandler(svc StreamServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	streamServiceMethods := v1.File_tierq_v1_tierq_proto.Services().ByName("StreamService").Methods()
+	streamServicePublishStreamHandler := connect.NewBidiStreamHandler(
+		StreamServicePublishStreamProcedure,
+		svc.PublishStream,
+		connect.WithSchema(streamServiceMethods.ByName("PublishStream")),
+		connect.WithHandlerOptions(opts...),
+	)
+	streamServiceConsumeHandler := connect.NewBidiStreamHandler(
+		StreamServiceConsumeProcedure,
+		svc.Consume,
+		connect.WithSchema(streamServiceMethods.ByName("Consume")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/tierq.v1.StreamService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case StreamServicePublishStreamProcedure:
+			streamServicePublishStreamHandler.ServeHTTP(w, r)
+		case StreamServiceConsumeProcedure:
+			streamServiceConsumeHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedStreamServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedStreamServiceHandler struct{}
+
+func (UnimplementedStreamServiceHandler) PublishStream(context.Context, *connect.BidiStream[v1.PublishRequest, v1.PublishStreamResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.StreamService.PublishStream is not implemented"))
+}
+
+func (UnimplementedStreamServiceHandler) Consume(context.Context, *connect.BidiStream[v1.ConsumeRequest, v1.ConsumeResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.StreamService.Consume is not implemented"))
 }
 
 // StatusServiceClient is a client for the tierq.v1.StatusService service.

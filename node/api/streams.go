@@ -1,0 +1,366 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/tierq/tierq/queue/api/tierq/v1/tierqv1connect"
+
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// streamService implements tierq.v1.StreamService.
+type streamService struct{ *Server }
+
+var _ tierqv1connect.StreamServiceHandler = streamService{}
+
+const (
+	// publishPipeline bounds the publishes of one stream that are in flight; the next request is read when one ends.
+	publishPipeline = 64
+	// Defaults and bounds of a consumer's window.
+	defaultWindowMessages = 256
+	defaultWindowBytes    = 2 << 20
+	maxWindowMessages     = 10_000
+	maxWindowBytes        = 64 << 20
+	// pushBatch bounds the messages of one push, settlePipeline the settles of one stream that are in flight.
+	pushBatch      = 256
+	settlePipeline = 64
+	// pushWait is the long poll behind a stream; its end is not seen by the consumer.
+	pushWait = 20 * time.Second
+	// releaseTimeout bounds the release of what a closed stream still held.
+	releaseTimeout = 3 * time.Second
+)
+
+// PublishStream publishes in the order of the requests and answers in that order.
+func (s streamService) PublishStream(ctx context.Context, stream *connect.BidiStream[tierqv1.PublishRequest, tierqv1.PublishStreamResponse]) error {
+	type slot chan *tierqv1.PublishStreamResponse
+	order := make(chan slot, publishPipeline)
+	sent := make(chan error, 1)
+	go func() { // the only sender
+		var err error
+		for one := range order {
+			out := <-one
+			if err == nil {
+				err = stream.Send(out)
+			}
+		}
+		sent <- err
+	}()
+	var wg sync.WaitGroup
+	var failed error
+	for {
+		req, err := stream.Receive()
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				failed = err
+			}
+			break
+		}
+		one := make(slot, 1)
+		order <- one
+		wg.Add(1)
+		s.publishOne(ctx, req, func(out *tierqv1.PublishStreamResponse) { one <- out; wg.Done() })
+	}
+	wg.Wait()
+	close(order)
+	return errors.Join(failed, <-sent)
+}
+
+// publishOne hands a publish to the backend before it returns, so that requests keep their order, and answers later.
+func (s streamService) publishOne(ctx context.Context, req *tierqv1.PublishRequest, answer func(*tierqv1.PublishStreamResponse)) {
+	p, err := publish(req)
+	if err != nil {
+		answer(refusedPublish(err))
+		return
+	}
+	queued := make(chan struct{})
+	go func() {
+		ctx, cancel := context.WithTimeout(ctx, defaultDeadline)
+		defer cancel()
+		p.Queued = sync.OnceFunc(func() { close(queued) })
+		defer p.Queued()
+		reply, err := s.backend.Publish(ctx, p)
+		if err == nil {
+			answer(&tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Published{Published: protoPublish(reply)}})
+			return
+		}
+		resp, err := elsewhere(ctx, s.Server, err, req, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
+			return queueService{s.Server}.client(host).Publish(ctx, r)
+		})
+		if err != nil {
+			answer(refusedPublish(err))
+			return
+		}
+		answer(&tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Published{Published: resp.Msg}})
+	}()
+	<-queued
+}
+
+func refusedPublish(err error) *tierqv1.PublishStreamResponse {
+	return &tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Refused{Refused: detailOf(err)}}
+}
+
+// detailOf returns the detail that a refusal has or gets.
+func detailOf(err error) *tierqv1.ErrorDetail {
+	if ce, ok := err.(*connect.Error); ok {
+		for _, d := range ce.Details() {
+			if v, err := d.Value(); err == nil {
+				if out, ok := v.(*tierqv1.ErrorDetail); ok {
+					return out
+				}
+			}
+		}
+	}
+	return Detail(asCode(err))
+}
+
+// Consume pushes deliveries and takes settles until the consumer closes its side, the home changes, or the context ends.
+func (s streamService) Consume(ctx context.Context, stream *connect.BidiStream[tierqv1.ConsumeRequest, tierqv1.ConsumeResponse]) error {
+	first, err := stream.Receive()
+	if err != nil {
+		return err
+	}
+	if first.GetStart() == nil {
+		return toConnect(code.New(code.InvalidArgument, "request: the first request of a stream must be start"))
+	}
+	c, err := newConsumer(s, stream, first.GetStart())
+	if err != nil {
+		return toConnect(err)
+	}
+	return toConnect(c.run(ctx))
+}
+
+// consumer is one Consume stream.
+type consumer struct {
+	s        streamService
+	stream   *connect.BidiStream[tierqv1.ConsumeRequest, tierqv1.ConsumeResponse]
+	receive  Receive
+	window   int
+	windowB  int
+	sendMu   sync.Mutex
+	mu       sync.Mutex
+	room     *sync.Cond
+	held     map[string]int // receipts that are out, with their bytes
+	heldB    int
+	draining bool
+	ended    bool
+}
+
+func newConsumer(s streamService, stream *connect.BidiStream[tierqv1.ConsumeRequest, tierqv1.ConsumeResponse], m *tierqv1.ConsumeStart) (*consumer, error) {
+	wait := uint32(pushWait.Milliseconds())
+	r, err := receive(&tierqv1.ReceiveRequest{Queue: m.GetQueue(), Group: m.GetGroup(), Consumer: m.GetConsumer(), LeaseMs: m.LeaseMs, WaitMs: &wait})
+	if err != nil {
+		return nil, err
+	}
+	c := &consumer{s: s, stream: stream, receive: r, window: int(m.GetWindowMessages()), windowB: int(m.GetWindowBytes()), held: map[string]int{}}
+	c.room = sync.NewCond(&c.mu)
+	if c.window == 0 {
+		c.window = defaultWindowMessages
+	}
+	if c.windowB == 0 {
+		c.windowB = defaultWindowBytes
+	}
+	if c.window > maxWindowMessages || c.windowB > maxWindowBytes {
+		return nil, code.New(code.InvalidArgument, "window: %d messages and %d bytes, at most %d and %d are allowed", c.window, c.windowB, maxWindowMessages, maxWindowBytes)
+	}
+	return c, nil
+}
+
+func (c *consumer) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Started{
+		Started: &tierqv1.ConsumeStarted{WindowMessages: uint32(c.window), WindowBytes: uint32(c.windowB)},
+	}}); err != nil {
+		return err
+	}
+	pushed := make(chan error, 1)
+	go func() { pushed <- c.push(ctx) }()
+	read := make(chan error, 1)
+	go func() { read <- c.read(ctx) }()
+	var err error
+	select {
+	case err = <-pushed: // the home changed, or sending failed
+		cancel()
+		c.end()
+	case err = <-read: // the consumer closed its side
+		cancel()
+		c.end()
+		<-pushed
+	}
+	c.releaseHeld()
+	return err
+}
+
+func (c *consumer) end() {
+	c.mu.Lock()
+	c.ended = true
+	c.mu.Unlock()
+	c.room.Broadcast()
+}
+
+// push hands out while the window has room.
+func (c *consumer) push(ctx context.Context) error {
+	for {
+		n, b, ok := c.awaitRoom()
+		if !ok || ctx.Err() != nil {
+			return nil
+		}
+		r := c.receive
+		r.Max, r.MaxBytes = min(n, pushBatch), b
+		call, cancel := context.WithTimeout(ctx, pushWait+longPollSlack)
+		ds, _, err := c.s.backend.Receive(call, r)
+		cancel()
+		if ctx.Err() != nil {
+			c.hold(ds)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if len(ds) == 0 {
+			continue
+		}
+		c.hold(ds)
+		out := &tierqv1.ConsumeMessages{Messages: make([]*tierqv1.Message, len(ds))}
+		for i, d := range ds {
+			out.Messages[i] = protoMessage(d)
+		}
+		if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Messages{Messages: out}}); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitRoom waits until the window has room for a message; false when the stream ends or drains.
+func (c *consumer) awaitRoom() (messages, bytes int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.ended && !c.draining && (len(c.held) >= c.window || c.heldB >= c.windowB) {
+		c.room.Wait()
+	}
+	return c.window - len(c.held), c.windowB - c.heldB, !c.ended && !c.draining
+}
+
+func (c *consumer) hold(ds []Delivery) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range ds {
+		size := len(d.Message.Body) + len(d.Message.Key)
+		c.held[d.Receipt] = size
+		c.heldB += size
+	}
+}
+
+// settled gives the window back what is no longer out.
+func (c *consumer) settled(receipts []string) {
+	c.mu.Lock()
+	for _, r := range receipts {
+		if size, ok := c.held[r]; ok {
+			delete(c.held, r)
+			c.heldB -= size
+		}
+	}
+	c.mu.Unlock()
+	c.room.Broadcast()
+}
+
+func (c *consumer) send(m *tierqv1.ConsumeResponse) error {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	return c.stream.Send(m)
+}
+
+// read takes settles until the consumer closes its side; those in flight are answered before it returns.
+func (c *consumer) read(ctx context.Context) error {
+	slots := make(chan struct{}, settlePipeline)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		req, err := c.stream.Receive()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch {
+		case req.GetDrain():
+			c.mu.Lock()
+			c.draining = true
+			c.mu.Unlock()
+			c.room.Broadcast()
+		case req.GetSettle() != nil:
+			slots <- struct{}{}
+			wg.Add(1)
+			go func() {
+				defer func() { <-slots; wg.Done() }()
+				c.settle(ctx, req.GetSettle())
+			}()
+		default:
+			return code.New(code.InvalidArgument, "request: a stream is started once; then send settle or drain")
+		}
+	}
+}
+
+var settleKinds = map[string]SettleKind{"ack": SettleAck, "nack": SettleNack, "release": SettleRelease, "reject": SettleReject, "extend": SettleExtend}
+
+func (c *consumer) settle(ctx context.Context, m *tierqv1.ConsumeSettle) {
+	out := &tierqv1.ConsumeSettled{Id: m.GetId()}
+	results, err := c.settleResults(ctx, m)
+	if err != nil { // the whole call was refused: so is every receipt
+		e := asCode(err)
+		results = make([]*tierqv1.SettleResult, len(m.GetReceipts()))
+		for i := range results {
+			results[i] = &tierqv1.SettleResult{Code: uint32(e.Code), Name: e.Code.String(), Text: e.Error(), Effect: effect(e.Effect)}
+		}
+	}
+	if m.GetKind() != "extend" {
+		c.settled(m.GetReceipts())
+	}
+	out.Results = results
+	// A failed send ends the stream at its reader.
+	_ = c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Settled{Settled: out}})
+}
+
+func (c *consumer) settleResults(ctx context.Context, m *tierqv1.ConsumeSettle) ([]*tierqv1.SettleResult, error) {
+	kind, ok := settleKinds[m.GetKind()]
+	if !ok {
+		return nil, code.New(code.InvalidArgument, "settle.kind: %q: use ack, nack, release, reject or extend", m.GetKind())
+	}
+	r := Settle{Kind: kind, Queue: c.receive.Queue, Group: c.receive.Group, Receipts: m.GetReceipts(), Reason: m.GetReason(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond}
+	if m.DelayMs != nil {
+		d := time.Duration(m.GetDelayMs()) * time.Millisecond
+		r.Delay = &d
+	}
+	ctx, cancel := context.WithTimeout(ctx, defaultDeadline)
+	defer cancel()
+	resp, err := groupService{c.s.Server}.settle(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Msg.GetResults(), nil
+}
+
+// releaseHeld gives back what the stream still held, so that others get it at once.
+func (c *consumer) releaseHeld() {
+	c.mu.Lock()
+	receipts := make([]string, 0, len(c.held))
+	for r := range c.held {
+		receipts = append(receipts, r)
+	}
+	c.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
+	defer cancel()
+	for len(receipts) > 0 && ctx.Err() == nil {
+		part := receipts[:min(len(receipts), maxSettle)]
+		receipts = receipts[len(part):]
+		_, _ = c.s.backend.Settle(ctx, Settle{Kind: SettleRelease, Queue: c.receive.Queue, Group: c.receive.Group, Receipts: part})
+	}
+}

@@ -1,0 +1,688 @@
+package node
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/node/api"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/home"
+)
+
+// Node implements api.Backend: it finds the shard, the desk, or the host that must answer.
+var _ api.Backend = (*Node)(nil)
+
+// catalogTimeout bounds the wait for the shards of a new queue to be served.
+const catalogTimeout = 8 * time.Second
+
+// queueByName finds a queue in the local view, and asks the catalog linearizably before it says that there is none.
+func (n *Node) queueByName(ctx context.Context, name string) (catalog.Queue, error) {
+	if q, ok := n.view().Queue("", name); ok {
+		return q, nil
+	}
+	v, err := n.raft.ReadCatalog(ctx)
+	if err != nil {
+		return catalog.Queue{}, err
+	}
+	if q, ok := v.Queue("", name); ok {
+		return q, nil
+	}
+	return catalog.Queue{}, code.New(code.UnknownQueue, "queue %q does not exist: create it with `tierq queue create %s`", name, name)
+}
+
+func shardOf(q catalog.Queue, partition uint32) (uint64, error) {
+	if int(partition) >= len(q.Shards) {
+		return 0, code.New(code.UnknownPartition, "partition: %d, queue %q has %d", partition, q.Name, len(q.Shards))
+	}
+	return q.Shards[partition], nil
+}
+
+// desk returns the desk of a shard on this host, or says which host to ask: its leader's as far as known, else an
+// alive full replica's.
+func (n *Node) desk(shard uint64) (*desk, error) {
+	n.mu.RLock()
+	d, closing := n.desks[shard], n.closing
+	n.mu.RUnlock()
+	if closing {
+		return nil, code.New(code.ShuttingDown, "")
+	}
+	if d != nil {
+		return d, nil
+	}
+	for _, r := range n.FullReplicas(shard) {
+		if r.Host != n.id && n.Alive(r.Host) {
+			return nil, n.elsewhere(r.Host, &code.Error{Code: code.NotReplica, Effect: code.EffectNone})
+		}
+	}
+	return nil, &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 200,
+		Text: "no host that holds the partition can be reached now: repeat after a pause"}
+}
+
+// elsewhere names a host that can answer; the refusal carries its API address for clients that go there themselves.
+func (n *Node) elsewhere(host uint64, cause *code.Error) error {
+	h, ok := n.view().Host(host)
+	if !ok {
+		return cause
+	}
+	cause.LeaderHost, cause.LeaderAPI = host, h.ClientAddr
+	return &api.ElsewhereError{Host: host, Cause: cause}
+}
+
+// operation returns a random operation id where the caller gave none.
+func operation(id uint64) uint64 {
+	for id == 0 {
+		id = rand.Uint64()
+	}
+	return id
+}
+
+// CreateQueue implements api.Backend: it proposes the queue and waits until this fleet serves it.
+func (n *Node) CreateQueue(ctx context.Context, r api.CreateQueue) (api.QueueInfo, bool, error) {
+	opts := r.Options
+	opts.EnsureDefaults()
+	if err := opts.Validate(); err != nil {
+		return api.QueueInfo{}, false, code.New(code.InvalidArgument, "%v", err)
+	}
+	replicas, witnesses := r.Replicas, r.Witnesses
+	if replicas == 0 {
+		replicas, witnesses = n.layout()
+	}
+	_, existed := n.view().Queue("", r.Name)
+	q, err := n.raft.CreateQueue(ctx, catalog.CreateQueue{
+		OperationID: operation(r.OperationID), Name: r.Name, Options: opts, Replicas: uint32(replicas), Witnesses: uint32(witnesses),
+	})
+	if err != nil {
+		return api.QueueInfo{}, false, err
+	}
+	n.awaitServed(ctx, q)
+	return n.queueInfo(q), !existed, nil
+}
+
+// layout is what the fleet can hold: three full replicas, or two and a witness.
+func (n *Node) layout() (replicas, witnesses int) {
+	full := 0
+	for _, h := range n.view().Hosts() {
+		if h.Role == catalog.HostFull {
+			full++
+		}
+	}
+	if full >= 3 {
+		return 3, 0
+	}
+	return 2, 1
+}
+
+// awaitServed waits until a leader of each shard is known here, so that a publish right after the creation works. It is
+// a courtesy: the queue exists either way.
+func (n *Node) awaitServed(ctx context.Context, q catalog.Queue) {
+	ctx, cancel := context.WithTimeout(ctx, catalogTimeout)
+	defer cancel()
+	for {
+		changed := n.changed()
+		served := true
+		for _, s := range q.Shards {
+			if _, _, _, ok := n.raft.Leader(s); !ok && n.holds(s) {
+				served = false
+			}
+		}
+		if served {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// holds says whether this host has, or will have, a full replica of a shard.
+func (n *Node) holds(shard uint64) bool {
+	return slices.ContainsFunc(n.FullReplicas(shard), func(r replicaHost) bool { return r.Host == n.id })
+}
+
+// ListQueues implements api.Backend from the local view.
+func (n *Node) ListQueues(_ context.Context, prefix string) ([]api.QueueInfo, error) {
+	var out []api.QueueInfo
+	for _, q := range n.view().Queues("") {
+		if strings.HasPrefix(q.Name, prefix) {
+			out = append(out, n.queueInfo(q))
+		}
+	}
+	return out, nil
+}
+
+// DescribeQueue implements api.Backend.
+func (n *Node) DescribeQueue(ctx context.Context, name string) (api.QueueInfo, error) {
+	q, err := n.queueByName(ctx, name)
+	if err != nil {
+		return api.QueueInfo{}, err
+	}
+	info := n.queueInfo(q)
+	for _, shard := range q.Shards {
+		d, err := n.desk(shard)
+		if err != nil {
+			return api.QueueInfo{}, err
+		}
+		// A partition without a leader is still described, as this host last saw it.
+		_ = d.raft.ReadIndex(ctx)
+		meta, groups := d.reader.ReadStats()
+		info.HasState = true
+		info.Messages += meta.Counters.Messages
+		info.Bytes += meta.Counters.Bytes
+		info.Delayed += meta.Counters.Delayed
+		info.Last = max(info.Last, meta.Last)
+		for _, g := range groups {
+			info.Groups = append(info.Groups, n.groupInfo(q.Name, d, g))
+		}
+	}
+	return info, nil
+}
+
+// DeleteQueue implements api.Backend.
+func (n *Node) DeleteQueue(ctx context.Context, name string) error {
+	q, err := n.queueByName(ctx, name)
+	if err != nil {
+		return err
+	}
+	return n.raft.DeleteQueue(ctx, catalog.DeleteQueue{OperationID: operation(0), Name: name, ExpectedID: q.ID})
+}
+
+func (n *Node) queueInfo(q catalog.Queue) api.QueueInfo {
+	v := n.view()
+	info := api.QueueInfo{Name: q.Name, ID: q.ID, Options: q.Options}
+	for i, shard := range q.Shards {
+		part := api.PartitionInfo{Number: uint32(i), Shard: shard}
+		if placement, ok := v.Placement(shard); ok {
+			for _, r := range placement.Replicas {
+				if r.State == catalog.ReplicaRemoved {
+					continue
+				}
+				h, _ := v.Host(r.HostID)
+				part.Replicas = append(part.Replicas, api.ReplicaInfo{Replica: r.ID, Host: r.HostID, Role: roleName(r.Birth), API: h.ClientAddr})
+			}
+		}
+		if _, host, term, ok := n.raft.Leader(shard); ok {
+			part.LeaderHost, part.Term = host, term
+			if h, ok := v.Host(host); ok {
+				part.LeaderAPI = h.ClientAddr
+			}
+		} else {
+			part.QuorumState = quorumElecting
+		}
+		info.Partitions = append(info.Partitions, part)
+	}
+	return info
+}
+
+// quorumElecting is the value of tierq_quorum_state while no leader is known.
+const quorumElecting = 3
+
+func roleName(b catalog.Birth) string {
+	switch b {
+	case catalog.BirthWitness:
+		return "witness"
+	case catalog.BirthNonVoting:
+		return "non-voting"
+	}
+	return "full"
+}
+
+// Publish implements api.Backend: at the leader's host it goes through the batcher, elsewhere it is forwarded there.
+func (n *Node) Publish(ctx context.Context, r api.Publish) (api.PublishReply, error) {
+	q, err := n.queueByName(ctx, r.Queue)
+	if err != nil {
+		return api.PublishReply{}, err
+	}
+	shard, err := shardOf(q, r.Partition)
+	if err != nil {
+		return api.PublishReply{}, err
+	}
+	d, err := n.desk(shard)
+	if err != nil {
+		return api.PublishReply{}, err
+	}
+	leader, host, _, ok := d.raft.Leader()
+	if !ok {
+		return api.PublishReply{}, &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 200}
+	}
+	if leader != d.self {
+		return api.PublishReply{}, n.elsewhere(host, &code.Error{Code: code.StaleLeader, Effect: code.EffectNone, RetryAfterMs: 50,
+			Text: "this host does not lead the partition: go to the leader that the details name"})
+	}
+	res, index, err := d.publish(ctx, r.Publish, r.Delays, r.TTLs, r.Queued)
+	if err != nil {
+		return api.PublishReply{}, err
+	}
+	if res.Code != code.OK {
+		return api.PublishReply{}, &code.Error{Code: res.Code, Effect: code.EffectNone, RetryAfterMs: retryAfter(res.Code)}
+	}
+	n.countPublish(&r.Publish, res)
+	self, _ := n.view().Host(n.id)
+	return api.PublishReply{Result: res, Shard: shard, Index: index, LeaderHost: n.id, LeaderAPI: self.ClientAddr}, nil
+}
+
+func retryAfter(c code.Code) uint32 {
+	if c.Info().Class == code.ClassTransient {
+		return 100
+	}
+	return 0
+}
+
+func (n *Node) countPublish(p *queue.Publish, res queue.PublishResult) {
+	stored, bytes, dup := 0, 0, 0
+	for i, m := range res.Messages {
+		switch {
+		case m.Code != code.OK:
+			n.metrics.refused.WithLabelValues(m.Code.String()).Inc()
+		case m.Duplicate:
+			dup++
+		default:
+			stored++
+			bytes += messageSize(&p.Messages[i]) - messageOverhead
+		}
+	}
+	n.metrics.published.Add(float64(stored))
+	n.metrics.publishedB.Add(float64(bytes))
+	n.metrics.duplicates.Add(float64(dup))
+}
+
+// first returns a queue and the desk of its first partition; groups of partitioned queues come with partitions.
+func (n *Node) first(ctx context.Context, name string) (catalog.Queue, *desk, error) {
+	q, err := n.queueByName(ctx, name)
+	if err != nil {
+		return q, nil, err
+	}
+	shard, err := shardOf(q, 0)
+	if err != nil {
+		return q, nil, err
+	}
+	d, err := n.desk(shard)
+	return q, d, err
+}
+
+// CreateGroup implements api.Backend.
+func (n *Node) CreateGroup(ctx context.Context, r api.CreateGroup) (api.GroupInfo, error) {
+	q, d, err := n.first(ctx, r.Queue)
+	if err != nil {
+		return api.GroupInfo{}, err
+	}
+	first := queue.ReplicaID(0)
+	if r.HomeHost != 0 {
+		if first, err = n.replicaOn(d.shard, r.HomeHost); err != nil {
+			return api.GroupInfo{}, err
+		}
+	}
+	g, err := d.createGroup(ctx, r.Name, r.Config, r.Start, first, operation(r.OperationID))
+	if err != nil {
+		return api.GroupInfo{}, err
+	}
+	return n.groupInfo(q.Name, d, g), nil
+}
+
+// replicaOn finds the full replica of a shard on a host.
+func (n *Node) replicaOn(shard, host uint64) (queue.ReplicaID, error) {
+	for _, r := range n.FullReplicas(shard) {
+		if r.Host == host {
+			return r.Replica, nil
+		}
+	}
+	if _, ok := n.view().Host(host); !ok {
+		return 0, code.New(code.UnknownHost, "host %d is not in the fleet", host)
+	}
+	return 0, code.New(code.InvalidArgument, "host %d holds no full replica of the queue: `tierq queue describe` lists those that do", host)
+}
+
+// ListGroups implements api.Backend.
+func (n *Node) ListGroups(ctx context.Context, name string) ([]api.GroupInfo, error) {
+	q, d, err := n.first(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.raft.ReadIndex(ctx); err != nil {
+		return nil, err
+	}
+	var out []api.GroupInfo
+	for _, g := range d.reader.Groups() {
+		out = append(out, n.groupInfo(q.Name, d, g))
+	}
+	return out, nil
+}
+
+func (n *Node) groupInfo(queueName string, d *desk, g queue.GroupInfo) api.GroupInfo {
+	info := api.GroupInfo{GroupInfo: g, Queue: queueName}
+	if h, ok := n.view().HostOf(d.shard, g.Home); ok {
+		info.HomeHost, info.HomeAPI = h.ID, h.ClientAddr
+	}
+	for _, s := range d.keeper.Stats() {
+		if s.Group == g.ID {
+			info.InFlight, info.Waiting = s.Leased, s.Waiters
+		}
+	}
+	return info
+}
+
+// DeleteGroup implements api.Backend.
+func (n *Node) DeleteGroup(ctx context.Context, name, group string) error {
+	_, d, err := n.first(ctx, name)
+	if err != nil {
+		return err
+	}
+	g, err := d.group(ctx, group)
+	if err != nil {
+		return err
+	}
+	_, err = d.proposed(ctx, &queue.Group{Stamp: d.raft.Stamp(), Op: queue.GroupDelete, OperationID: operation(0), ID: g.ID, ExpectedEpoch: g.Epoch})
+	return err
+}
+
+// ResetGroup implements api.Backend.
+func (n *Node) ResetGroup(ctx context.Context, name, group string, start queue.Start) (api.GroupInfo, error) {
+	q, d, err := n.first(ctx, name)
+	if err != nil {
+		return api.GroupInfo{}, err
+	}
+	g, err := d.group(ctx, group)
+	if err != nil {
+		return api.GroupInfo{}, err
+	}
+	if _, err := d.proposed(ctx, &queue.Group{Stamp: d.raft.Stamp(), Op: queue.GroupReset, OperationID: operation(0), ID: g.ID, ExpectedEpoch: g.Epoch, Start: start}); err != nil {
+		return api.GroupInfo{}, err
+	}
+	g, _ = d.reader.Group(g.ID)
+	return n.groupInfo(q.Name, d, g), nil
+}
+
+// MoveGroup implements api.Backend: the home hands over, released, so that nothing waits; a home whose host is silent is
+// replaced as a dead one is.
+func (n *Node) MoveGroup(ctx context.Context, name, group string, toHost uint64) (api.GroupInfo, error) {
+	q, d, err := n.first(ctx, name)
+	if err != nil {
+		return api.GroupInfo{}, err
+	}
+	g, err := d.group(ctx, group)
+	if err != nil {
+		return api.GroupInfo{}, err
+	}
+	to, err := n.replicaOn(d.shard, toHost)
+	if err != nil {
+		return api.GroupInfo{}, err
+	}
+	switch host, ok := d.hostOf(g.Home); {
+	case g.Home == to:
+	case g.Home == d.self:
+		err = d.keeper.Move(ctx, group, to)
+	case ok && n.Alive(host):
+		return api.GroupInfo{}, n.elsewhere(host, &code.Error{Code: code.NotOwner, Effect: code.EffectNone})
+	default:
+		_, err = d.proposed(ctx, &queue.Home{Stamp: d.raft.Stamp(), Group: g.ID, ExpectedHome: g.Home, ExpectedEpoch: g.Epoch, NewHome: to})
+	}
+	if err != nil {
+		return api.GroupInfo{}, err
+	}
+	g, _ = d.reader.Group(g.ID)
+	return n.groupInfo(q.Name, d, g), nil
+}
+
+// Receive implements api.Backend at the group's home; elsewhere it fails at once with the home's address.
+func (n *Node) Receive(ctx context.Context, r api.Receive) ([]api.Delivery, queue.Epoch, error) {
+	_, d, err := n.first(ctx, r.Queue)
+	if err != nil {
+		return nil, 0, n.toClient(err)
+	}
+	if r.MinIndex > d.reader.Meta().Applied {
+		if err := d.raft.ReadIndex(ctx); err != nil {
+			return nil, 0, err
+		}
+	}
+	name := r.Group
+	g, err := d.group(ctx, name)
+	if isCode(err, code.UnknownGroup) && name == api.DefaultGroup {
+		g, err = d.createGroup(ctx, name, queue.GroupConfig{}, queue.Start{}, d.self, defaultGroupOperation(d.shard))
+		if isCode(err, code.GroupExistsMismatch) || isCode(err, code.MutationFenced) {
+			g, err = d.group(ctx, name)
+		}
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	req := home.ReceiveRequest{Max: r.Max, MaxBytes: r.MaxBytes, Wait: r.Wait, Consumer: r.Consumer}
+	if r.Lease != nil {
+		req.Lease, req.HasLease = *r.Lease, true
+	}
+	got, err := d.keeper.Receive(ctx, name, req)
+	if err != nil {
+		return nil, 0, n.withHome(d, name, err)
+	}
+	out := make([]api.Delivery, len(got))
+	for i, m := range got {
+		out[i] = api.Delivery{Message: m.Message, Receipt: m.Receipt, Attempt: m.Attempt, Lease: m.Lease}
+	}
+	n.metrics.delivered.Add(float64(len(out)))
+	return out, g.Epoch, nil
+}
+
+// toClient turns "elsewhere" into a refusal that names where to go: receive and settle calls are not forwarded.
+func (n *Node) toClient(err error) error {
+	var e *api.ElsewhereError
+	if !errors.As(err, &e) {
+		return err
+	}
+	var c *code.Error
+	if errors.As(e.Cause, &c) {
+		out := *c
+		out.HomeHost, out.HomeAPI = out.LeaderHost, out.LeaderAPI
+		return &out
+	}
+	return e.Cause
+}
+
+// withHome completes a NOT_OWNER refusal with the home's host and address.
+func (n *Node) withHome(d *desk, group string, err error) error {
+	var c *code.Error
+	if !errors.As(err, &c) || c.Code != code.NotOwner {
+		return err
+	}
+	replica, epoch, ok := d.keeper.HomeOf(group)
+	if !ok {
+		return err
+	}
+	out := *c
+	out.Epoch = uint64(epoch)
+	if h, ok := n.view().HostOf(d.shard, replica); ok {
+		out.HomeHost, out.HomeAPI = h.ID, h.ClientAddr
+		out.Text = "host " + itoa(h.ID) + " at " + h.ClientAddr + " is the home of group " + group + ": go there"
+	}
+	return &out
+}
+
+// defaultGroupOperation names the one creation of $default: two receives that race make one group.
+func defaultGroupOperation(shard uint64) uint64 {
+	var b [8]byte
+	copy(b[:], "$default")
+	return binary.BigEndian.Uint64(b[:]) ^ shard
+}
+
+// Settle implements api.Backend at the group's home.
+func (n *Node) Settle(ctx context.Context, r api.Settle) ([]api.SettleResult, error) {
+	_, d, err := n.first(ctx, r.Queue)
+	if err != nil {
+		return nil, n.toClient(err)
+	}
+	if _, err := d.group(ctx, r.Group); err != nil {
+		return nil, err
+	}
+	items, err := settle(ctx, d.keeper, r)
+	if err != nil {
+		return nil, n.withHome(d, r.Group, err)
+	}
+	out := make([]api.SettleResult, len(items))
+	ok := 0
+	for i, it := range items {
+		if rc, err := d.receipt.Decode(r.Receipts[i]); err == nil {
+			out[i].Address = rc.Address
+		}
+		if it.Code == code.OK {
+			ok++
+			continue
+		}
+		effect := it.Effect
+		if effect == 0 {
+			effect = code.EffectNone
+		}
+		out[i].Err = n.withHome(d, r.Group, &code.Error{Code: it.Code, Effect: effect})
+	}
+	n.metrics.settled.WithLabelValues(r.Kind.String()).Add(float64(ok))
+	return out, nil
+}
+
+func settle(ctx context.Context, k *home.Keeper, r api.Settle) ([]home.ItemResult, error) {
+	switch r.Kind {
+	case api.SettleAck:
+		return k.Ack(ctx, r.Group, r.Receipts)
+	case api.SettleRelease:
+		return k.Release(ctx, r.Group, r.Receipts)
+	case api.SettleNack:
+		items := make([]home.NackItem, len(r.Receipts))
+		for i, rc := range r.Receipts {
+			items[i] = home.NackItem{Receipt: rc, Reason: r.Reason}
+			if r.Delay != nil {
+				items[i].Delay, items[i].HasDelay = *r.Delay, true
+			}
+		}
+		return k.Nack(ctx, r.Group, items)
+	case api.SettleReject:
+		items := make([]home.RejectItem, len(r.Receipts))
+		for i, rc := range r.Receipts {
+			items[i] = home.RejectItem{Receipt: rc, Reason: r.Reason}
+		}
+		return k.Reject(ctx, r.Group, items)
+	default:
+		items := make([]home.ExtendItem, len(r.Receipts))
+		for i, rc := range r.Receipts {
+			items[i] = home.ExtendItem{Receipt: rc, Lease: r.Lease}
+		}
+		return k.Extend(ctx, r.Group, items)
+	}
+}
+
+// ListDead implements api.Backend on any replica.
+func (n *Node) ListDead(ctx context.Context, name, group string, from queue.Address, limit int) ([]queue.DeadLetter, queue.Address, error) {
+	_, d, err := n.first(ctx, name)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := d.raft.ReadIndex(ctx); err != nil {
+		return nil, 0, err
+	}
+	g, err := d.group(ctx, group)
+	if err != nil {
+		return nil, 0, err
+	}
+	return d.reader.DeadLetters(g.ID, from, limit, true)
+}
+
+// RedriveDead implements api.Backend at the group's home; it is forwarded there.
+func (n *Node) RedriveDead(ctx context.Context, name, group string, addresses []queue.Address) (int, int, error) {
+	return n.dead(ctx, name, group, addresses, (*home.Keeper).Redrive)
+}
+
+// PurgeDead implements api.Backend at the group's home; it is forwarded there.
+func (n *Node) PurgeDead(ctx context.Context, name, group string, addresses []queue.Address) (int, error) {
+	done, _, err := n.dead(ctx, name, group, addresses, (*home.Keeper).PurgeDead)
+	return done, err
+}
+
+// deadBatch is how many dead letters one command treats.
+const deadBatch = 512
+
+type deadCall func(k *home.Keeper, ctx context.Context, group string, addresses []queue.Address, limit int) ([]home.DeadResult, error)
+
+// dead treats the named dead letters, or all of them in batches until none is left that can be treated.
+func (n *Node) dead(ctx context.Context, name, group string, addresses []queue.Address, call deadCall) (done, skipped int, err error) {
+	_, d, err := n.first(ctx, name)
+	if err != nil {
+		return 0, 0, err
+	}
+	g, err := d.group(ctx, group)
+	if err != nil {
+		return 0, 0, err
+	}
+	if host, ok := d.hostOf(g.Home); g.Home != d.self && ok {
+		return 0, 0, n.elsewhere(host, &code.Error{Code: code.NotOwner, Effect: code.EffectNone, Epoch: uint64(g.Epoch)})
+	}
+	for {
+		part := addresses
+		if len(part) > deadBatch {
+			part = part[:deadBatch]
+		}
+		results, err := call(d.keeper, ctx, group, part, deadBatch)
+		if err != nil {
+			return done, skipped, n.withHome(d, group, err)
+		}
+		before := done
+		for _, r := range results {
+			if r.Code == code.OK {
+				done++
+			} else {
+				skipped++
+			}
+		}
+		if len(addresses) > 0 {
+			if addresses = addresses[len(part):]; len(addresses) == 0 {
+				return done, skipped, nil
+			}
+			continue
+		}
+		if len(results) == 0 || done == before {
+			return done, skipped, nil
+		}
+	}
+}
+
+// Digest implements api.Backend.
+func (n *Node) Digest(ctx context.Context, name string, partition uint32) (api.ReplicaDigest, error) {
+	q, err := n.queueByName(ctx, name)
+	if err != nil {
+		return api.ReplicaDigest{}, err
+	}
+	shard, err := shardOf(q, partition)
+	if err != nil {
+		return api.ReplicaDigest{}, err
+	}
+	d, err := n.desk(shard)
+	if err != nil {
+		return api.ReplicaDigest{}, n.toClient(err)
+	}
+	// Best effort: without a quorum the digest at the local applied index is still of use.
+	_ = d.raft.ReadIndex(ctx)
+	index, sum, err := d.reader.Digest()
+	if err != nil {
+		return api.ReplicaDigest{}, code.New(code.Internal, "the digest cannot be read: see the host's log")
+	}
+	return api.ReplicaDigest{Shard: shard, Replica: d.self, Host: n.id, Applied: index, Digest: sum}, nil
+}
+
+// Fleet implements api.Backend.
+func (n *Node) Fleet() api.Fleet {
+	v := n.view()
+	f := api.Fleet{ID: v.Fleet().String(), Self: n.id, Version: Version, Uptime: time.Since(n.started), CatalogVersion: v.Version()}
+	if _, host, term, ok := n.raft.Leader(catalog.ShardID); ok {
+		f.CatalogLeader, f.CatalogTerm = host, term
+	}
+	for _, h := range v.Hosts() {
+		alive, silent := n.heard(h.ID)
+		f.Hosts = append(f.Hosts, api.HostInfo{
+			ID: h.ID, Role: h.Role.String(), API: h.ClientAddr, Peer: h.PeerAddr, Domain: h.Domain, Alive: alive, Silent: silent,
+		})
+	}
+	return f
+}

@@ -1,0 +1,269 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/home"
+)
+
+// raft is what a desk needs of the host for one shard; hostRaft implements it over host.RaftHost.
+type raft interface {
+	Propose(ctx context.Context, cmd []byte) (queue.Result, error)
+	ProposeAsync(cmd []byte, timeout time.Duration, done func(queue.Result, error))
+	ReadIndex(ctx context.Context) error
+	// Leader names the replica and host that lead now, as far as this host knows.
+	Leader() (replica queue.ReplicaID, host uint64, term uint64, ok bool)
+	Stamp() queue.Stamp
+}
+
+// fleet is what a desk needs to know of the other hosts.
+type fleet interface {
+	// Options are the queue's options as the catalog has them; false when the shard's queue is gone.
+	Options(shard uint64) (queue.QueueOptions, bool)
+	// FullReplicas lists a shard's started full replicas with their hosts, by replica id.
+	FullReplicas(shard uint64) []replicaHost
+	// Alive says whether a host was heard of lately; this host is alive.
+	Alive(host uint64) bool
+}
+
+type replicaHost struct {
+	Replica queue.ReplicaID
+	Host    uint64
+}
+
+// proposeTimeout bounds one proposal: after it the outcome is unknown.
+const proposeTimeout = 5 * time.Second
+
+// desk serves one full replica on this host: a batcher for publishes, a keeper for the groups whose home is here, and
+// a housekeeper that acts while this host leads the shard. Safe for concurrent use.
+type desk struct {
+	shard   uint64
+	self    queue.ReplicaID
+	host    uint64
+	reader  queue.Reader
+	raft    raft
+	fleet   fleet
+	keeper  *home.Keeper
+	receipt *home.Receipts
+	batcher *batcher
+	metrics *metrics
+	log     *zap.Logger
+
+	configured atomic.Bool // the shard's options are the catalog's
+	wake       chan struct{}
+	groups     atomic.Bool // groups changed since the housekeeper looked
+	moved      atomic.Bool // something was applied since the housekeeper looked
+	stop       context.CancelFunc
+	done       sync.WaitGroup
+}
+
+type deskOptions struct {
+	Shard      uint64
+	Self       queue.ReplicaID
+	Host       uint64
+	Reader     queue.Reader
+	Raft       raft
+	Fleet      fleet
+	ReceiptKey []byte
+	Boot       func() time.Duration
+	Metrics    *metrics
+	Logger     *zap.Logger
+}
+
+func openDesk(o deskOptions) (*desk, error) {
+	d := &desk{
+		shard: o.Shard, self: o.Self, host: o.Host, reader: o.Reader, raft: o.Raft, fleet: o.Fleet, metrics: o.Metrics,
+		log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1),
+	}
+	k, err := home.NewKeeper(home.Options{
+		Shard: o.Shard, Self: o.Self, Reader: o.Reader, Propose: d.propose, ReadIndex: o.Raft.ReadIndex, Stamp: o.Raft.Stamp,
+		Boot: o.Boot, ReceiptKey: o.ReceiptKey, ProposeTimeout: proposeTimeout, Logger: d.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	d.keeper, d.receipt = k, home.NewReceipts(o.ReceiptKey)
+	d.batcher = newBatcher(o.Raft.ProposeAsync, o.Raft.Stamp, proposeTimeout, o.Metrics)
+	d.groups.Store(true)
+	d.moved.Store(true)
+	ctx, cancel := context.WithCancel(context.Background())
+	d.stop = cancel
+	d.done.Add(1)
+	go func() {
+		defer d.done.Done()
+		d.housekeep(ctx)
+	}()
+	return d, nil
+}
+
+// Close stops the desk; homes that have not been released before are left to be replaced.
+func (d *desk) Close(ctx context.Context) error {
+	d.stop()
+	d.batcher.Close()
+	err := d.keeper.Close(ctx)
+	d.done.Wait()
+	return err
+}
+
+// propose encodes and commits one command.
+func (d *desk) propose(ctx context.Context, cmd queue.Command) (queue.Result, error) {
+	raw, err := queue.EncodeCommand(nil, cmd)
+	if err != nil {
+		return queue.Result{}, code.New(code.Internal, "%v", err)
+	}
+	return d.raft.Propose(ctx, raw)
+}
+
+// proposed turns a result's refusal into an error.
+func (d *desk) proposed(ctx context.Context, cmd queue.Command) (queue.Result, error) {
+	if err := queue.Validate(cmd); err != nil {
+		return queue.Result{}, err
+	}
+	res, err := d.propose(ctx, cmd)
+	if err != nil {
+		return res, err
+	}
+	return res, refusal(res)
+}
+
+func refusal(res queue.Result) error {
+	switch res.Code {
+	case code.OK:
+		return nil
+	case code.Unknown:
+		return code.Maybe(code.QuorumLost, nil, "the outcome is unknown: look, then repeat")
+	}
+	return &code.Error{Code: res.Code, Effect: code.EffectNone}
+}
+
+// applied is called in the apply goroutine: it must not block.
+func (d *desk) applied(a queue.Applied) {
+	d.keeper.Applied(a)
+	if len(a.Groups) > 0 {
+		d.groups.Store(true)
+	}
+	d.moved.Store(true)
+}
+
+// nudge wakes the housekeeper: a leader or the catalog has changed.
+func (d *desk) nudge() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// leads says whether this host leads the shard now, as far as it knows.
+func (d *desk) leads() bool {
+	r, _, _, ok := d.raft.Leader()
+	return ok && r == d.self
+}
+
+// publish sends a publish through the batcher, after the shard has its options.
+func (d *desk) publish(ctx context.Context, p queue.Publish, delays, ttls []time.Duration, queued func()) (queue.PublishResult, queue.Index, error) {
+	if !d.configured.Load() {
+		if err := d.configure(ctx); err != nil {
+			return queue.PublishResult{}, 0, err
+		}
+	}
+	if err := d.hint(&p, delays); err != nil {
+		return queue.PublishResult{}, 0, err
+	}
+	return d.batcher.Publish(ctx, p, delays, ttls, queued)
+}
+
+// hint refuses early what apply would refuse, and what apply cannot know.
+func (d *desk) hint(p *queue.Publish, delays []time.Duration) error {
+	meta := d.reader.Meta()
+	if meta.Retired {
+		return code.New(code.QueueRetired, "")
+	}
+	for i := range p.Messages {
+		if n := len(p.Messages[i].Body); n > int(meta.Options.MaxBodyBytes) {
+			return code.New(code.TooLarge, "messages[%d].body: %d bytes, this queue allows %d: send less, or raise the queue's max body bytes", i, n, meta.Options.MaxBodyBytes)
+		}
+	}
+	for i, delay := range delays {
+		if limit := meta.Options.MaxDelayMs; uint64(delay.Milliseconds()) > limit {
+			return code.New(code.DelayTooLong, "messages[%d].delay_ms: %d, this queue allows %d", i, delay.Milliseconds(), limit)
+		}
+	}
+	return nil
+}
+
+// configure brings the shard's options to the catalog's. Proposing them twice does no harm: a change names the version
+// that it was decided on.
+func (d *desk) configure(ctx context.Context) error {
+	want, ok := d.fleet.Options(d.shard)
+	if !ok {
+		return code.New(code.UnknownQueue, "")
+	}
+	for range 3 {
+		have := d.reader.Meta().Options
+		if have.Version > 0 && sameOptions(have, want) {
+			d.configured.Store(true)
+			return nil
+		}
+		next := want
+		next.Version = have.Version
+		_, err := d.proposed(ctx, &queue.Retention{Stamp: d.raft.Stamp(), Options: &next})
+		if err != nil && !isCode(err, code.MutationFenced) {
+			return err
+		}
+	}
+	return code.New(code.Unavailable, "the queue's options are being changed: repeat after a pause")
+}
+
+// sameOptions compares what both sides decide; versions count separately.
+func sameOptions(a, b queue.QueueOptions) bool {
+	a.Version, b.Version = 0, 0
+	return a == b
+}
+
+func isCode(err error, c code.Code) bool {
+	e, ok := err.(*code.Error)
+	return ok && e.Code == c
+}
+
+// createGroup makes a group; FirstHome 0 chooses one of the alive full replicas by a hash of shard and name.
+func (d *desk) createGroup(ctx context.Context, name string, cfg queue.GroupConfig, start queue.Start, first queue.ReplicaID, op uint64) (queue.GroupInfo, error) {
+	if first == 0 {
+		first = d.spread(name)
+	}
+	cfg.EnsureDefaults()
+	if err := cfg.Validate(); err != nil {
+		return queue.GroupInfo{}, code.New(code.InvalidArgument, "%v", err)
+	}
+	res, err := d.proposed(ctx, &queue.Group{
+		Stamp: d.raft.Stamp(), Op: queue.GroupCreate, OperationID: op, Name: name, Start: start, Config: cfg, FirstHome: first,
+	})
+	if err != nil {
+		return queue.GroupInfo{}, err
+	}
+	g, ok := d.reader.Group(res.Group)
+	if !ok {
+		return g, code.New(code.UnknownGroup, "group %q was deleted at once", name)
+	}
+	return g, nil
+}
+
+// group finds a group by name, after a read barrier if it is not known here yet.
+func (d *desk) group(ctx context.Context, name string) (queue.GroupInfo, error) {
+	if g, ok := d.reader.GroupByName(name); ok {
+		return g, nil
+	}
+	if err := d.raft.ReadIndex(ctx); err != nil {
+		return queue.GroupInfo{}, err
+	}
+	if g, ok := d.reader.GroupByName(name); ok {
+		return g, nil
+	}
+	return queue.GroupInfo{}, code.New(code.UnknownGroup, "group %q does not exist: create it with `tierq group create QUEUE %s`", name, name)
+}

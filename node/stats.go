@@ -1,0 +1,215 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tierq/tierq/host"
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/home"
+)
+
+// QueueStats is what /stats shows of one queue on this host. Frozen names: only fields are added.
+type QueueStats struct {
+	Queue      string           `json:"queue"`
+	ID         uint64           `json:"id"`
+	Host       uint64           `json:"host"`
+	Partitions []PartitionStats `json:"partitions"`
+}
+
+// PartitionStats is one partition at one applied index. Leader is 0 while none is known.
+type PartitionStats struct {
+	Partition   int            `json:"partition"`
+	Shard       uint64         `json:"shard"`
+	Here        bool           `json:"here"` // this host holds a full replica
+	Replica     uint64         `json:"replica,omitempty"`
+	LeaderHost  uint64         `json:"leader_host"`
+	Term        uint64         `json:"leader_epoch"`
+	QuorumState int            `json:"quorum_state"`
+	Applied     uint64         `json:"applied"`
+	Clock       uint64         `json:"clock_unix_ms"`
+	Last        uint64         `json:"last_address"`
+	Line        uint64         `json:"line"`
+	FormatLevel uint32         `json:"format_level"`
+	Recovery    uint64         `json:"recovery_number"`
+	Counters    queue.Counters `json:"counters"`
+	Groups      []GroupStats   `json:"groups"`
+}
+
+// GroupStats is one group; what is known at its home only is 0 elsewhere.
+type GroupStats struct {
+	Name           string              `json:"name"`
+	ID             uint64              `json:"id"`
+	HomeReplica    uint64              `json:"home_replica"`
+	HomeHost       uint64              `json:"home_host"`
+	Epoch          uint64              `json:"epoch"`
+	Start          uint64              `json:"start"`
+	Floor          uint64              `json:"floor"`
+	WatermarkBytes int                 `json:"watermark_bytes"`
+	MaxInFlight    uint32              `json:"max_in_flight"`
+	Counters       queue.GroupCounters `json:"counters"`
+	AtHome         *home.GroupStats    `json:"at_home,omitempty"`
+}
+
+// stats reads one queue; every partition at one applied index.
+func (n *Node) stats(ctx context.Context, name string) (any, error) {
+	q, err := n.queueByName(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return n.queueStats(q), nil
+}
+
+func (n *Node) allStats(context.Context) (any, error) {
+	out := []QueueStats{}
+	for _, q := range n.view().Queues("") {
+		out = append(out, n.queueStats(q))
+	}
+	return out, nil
+}
+
+func (n *Node) queueStats(q catalog.Queue) QueueStats {
+	out := QueueStats{Queue: q.Name, ID: q.ID, Host: n.id}
+	for i, shard := range q.Shards {
+		p := PartitionStats{Partition: i, Shard: shard, Groups: []GroupStats{}}
+		if _, host, term, ok := n.raft.Leader(shard); ok {
+			p.LeaderHost, p.Term = host, term
+		} else {
+			p.QuorumState = quorumElecting
+		}
+		n.mu.RLock()
+		d := n.desks[shard]
+		n.mu.RUnlock()
+		if d != nil {
+			n.fillPartition(&p, d)
+		}
+		out.Partitions = append(out.Partitions, p)
+	}
+	return out
+}
+
+func (n *Node) fillPartition(p *PartitionStats, d *desk) {
+	meta, groups := d.reader.ReadStats()
+	p.Here, p.Replica = true, uint64(d.self)
+	p.Applied, p.Clock, p.Last, p.Line = uint64(meta.Applied), uint64(meta.Clock), uint64(meta.Last), uint64(meta.Line)
+	p.FormatLevel, p.Recovery, p.Counters = meta.FormatLevel, meta.RecoveryNumber, meta.Counters
+	atHome := map[queue.GroupID]home.GroupStats{}
+	for _, s := range d.keeper.Stats() {
+		atHome[s.Group] = s
+	}
+	for _, g := range groups {
+		gs := GroupStats{
+			Name: g.Name, ID: uint64(g.ID), HomeReplica: uint64(g.Home), Epoch: uint64(g.Epoch), Start: uint64(g.Start), Floor: uint64(g.Floor),
+			WatermarkBytes: g.WatermarkBytes, MaxInFlight: g.Config.MaxInFlight, Counters: g.Counters,
+		}
+		if h, ok := n.view().HostOf(d.shard, g.Home); ok {
+			gs.HomeHost = h.ID
+		}
+		if s, ok := atHome[g.ID]; ok && g.Home == d.self {
+			gs.AtHome = &s
+		}
+		p.Groups = append(p.Groups, gs)
+	}
+}
+
+// healthy is nil while the process works: a failed fsync ends it, so there is no unhealthy state that answers.
+func (n *Node) healthy() error {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	if n.closing {
+		return code.New(code.ShuttingDown, "")
+	}
+	return nil
+}
+
+// ready is nil once the host is in its fleet and every shard that it holds has a leader.
+func (n *Node) ready() error {
+	if err := n.healthy(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // only ask, do not wait
+	if err := n.raft.AwaitReady(ctx); err != nil {
+		return err
+	}
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	var errs []error
+	for shard := range n.desks {
+		if _, _, _, ok := n.raft.Leader(shard); !ok {
+			errs = append(errs, fmt.Errorf("shard %d has no leader", shard))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// gatherer joins our series with the engine's own.
+func (n *Node) gatherer() prometheus.Gatherer {
+	return prometheus.Gatherers{n.registry, host.EngineGatherer()}
+}
+
+// collector reads gauges when they are asked for.
+type collector struct{ n *Node }
+
+var (
+	descUptime  = prometheus.NewDesc("tierq_host_uptime_seconds", "Time since this host started.", nil, nil)
+	descDesks   = prometheus.NewDesc("tierq_replicas", "Full replicas that run on this host.", nil, nil)
+	descQuorum  = prometheus.NewDesc("tierq_quorum_state", "0 healthy, 1 soft, 2 read-only, 3 electing, 4 quarantined.", []string{"queue", "partition"}, nil)
+	descTerm    = prometheus.NewDesc("tierq_leader_epoch", "Raft term of the leader as this host knows it; only rises.", []string{"queue", "partition"}, nil)
+	descLast    = prometheus.NewDesc("tierq_partition_last_address", "Greatest address of the partition; a decrease is fatal.", []string{"queue", "partition"}, nil)
+	descStored  = prometheus.NewDesc("tierq_partition_messages", "Messages stored.", []string{"queue", "partition"}, nil)
+	descBytes   = prometheus.NewDesc("tierq_partition_bytes", "Their bytes.", []string{"queue", "partition"}, nil)
+	descLag     = prometheus.NewDesc("tierq_group_unfinished", "Messages that the group has not finished.", []string{"queue", "partition", "group"}, nil)
+	descFlight  = prometheus.NewDesc("tierq_group_in_flight", "Messages leased now; at the home only.", []string{"queue", "partition", "group"}, nil)
+	descWaiting = prometheus.NewDesc("tierq_group_waiting_receives", "Receives that wait; at the home only.", []string{"queue", "partition", "group"}, nil)
+	descRetries = prometheus.NewDesc("tierq_group_retries_total", "Failures recorded.", []string{"queue", "partition", "group"}, nil)
+	descDead    = prometheus.NewDesc("tierq_group_dead", "Dead letters now.", []string{"queue", "partition", "group"}, nil)
+)
+
+func newCollector(n *Node) prometheus.Collector { return collector{n} }
+
+// Describe implements prometheus.Collector.
+func (c collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descUptime, descDesks, descQuorum, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	n := c.n
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(descUptime, nowSince(n))
+	n.mu.RLock()
+	gauge(descDesks, float64(len(n.desks)))
+	n.mu.RUnlock()
+	for _, q := range n.view().Queues("") {
+		for _, p := range n.queueStats(q).Partitions {
+			if !p.Here {
+				continue
+			}
+			part := itoa(uint64(p.Partition))
+			gauge(descQuorum, float64(p.QuorumState), q.Name, part)
+			gauge(descTerm, float64(p.Term), q.Name, part)
+			gauge(descLast, float64(p.Last), q.Name, part)
+			gauge(descStored, float64(p.Counters.Messages), q.Name, part)
+			gauge(descBytes, float64(p.Counters.Bytes), q.Name, part)
+			for _, g := range p.Groups {
+				gauge(descLag, float64(g.Counters.Unfinished), q.Name, part, g.Name)
+				gauge(descDead, float64(g.Counters.Dead), q.Name, part, g.Name)
+				ch <- prometheus.MustNewConstMetric(descRetries, prometheus.CounterValue, float64(g.Counters.Retries), q.Name, part, g.Name)
+				if g.AtHome != nil {
+					gauge(descFlight, float64(g.AtHome.Leased), q.Name, part, g.Name)
+					gauge(descWaiting, float64(g.AtHome.Waiters), q.Name, part, g.Name)
+				}
+			}
+		}
+	}
+}
