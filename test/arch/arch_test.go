@@ -32,6 +32,7 @@ var rules = map[string]rule{
 	"queue/replica":                     {ours: []string{"queue", "queue/store", "queue/code"}, dragonboat: true},
 	"queue/home":                        {ours: []string{"queue", "queue/code"}},
 	"queue/client":                      {ours: []string{"queue/code", "queue/api/..."}},
+	"queue/client/clienttest":           {ours: []string{"queue/code", "queue/api/..."}},
 	"wal":                               {dragonboat: true},
 	"witness":                           {dragonboat: true},
 	"swarm":                             {},

@@ -1,0 +1,146 @@
+package client
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+)
+
+// The administrative calls take and return the API's own messages, whose fields tierq.proto documents. Creates carry an
+// operation id, so that one of unknown outcome can be repeated; deletes, moves and resets of unknown outcome are not
+// repeated, and are answered with EffectMaybe: look, and decide.
+
+func read(to route) how { return how{to: to, idempotent: true} }
+
+func write(repeat bool) how { return how{mutates: true, idempotent: repeat} }
+
+// CreateQueue creates a queue, or returns the one that exists with the same options (Created is false then). A zero
+// operation id is replaced by a random one.
+func (c *Client) CreateQueue(ctx context.Context, req *tierqv1.CreateQueueRequest) (*tierqv1.CreateQueueResponse, error) {
+	orOperation(&req.OperationId)
+	return call(ctx, c, write(true), createQueue, req)
+}
+
+// orOperation names an operation that its caller did not name.
+func orOperation(id *uint64) {
+	for *id == 0 {
+		*id = rand.Uint64()
+	}
+}
+
+// ListQueues lists the queues whose names begin with prefix.
+func (c *Client) ListQueues(ctx context.Context, prefix string) ([]*tierqv1.Queue, error) {
+	res, err := call(ctx, c, read(route{}), listQueues, &tierqv1.ListQueuesRequest{Prefix: prefix})
+	if err != nil {
+		return nil, err
+	}
+	return res.Queues, nil
+}
+
+// DescribeQueue returns a queue with its partitions, counters and groups.
+func (c *Client) DescribeQueue(ctx context.Context, name string) (*tierqv1.Queue, error) {
+	res, err := call(ctx, c, read(route{kind: toLeader, queue: name}), describeQueue, &tierqv1.DescribeQueueRequest{Name: name})
+	if err != nil {
+		return nil, err
+	}
+	return res.Queue, nil
+}
+
+// DeleteQueue deletes a queue with all its messages and groups.
+func (c *Client) DeleteQueue(ctx context.Context, name string) error {
+	_, err := call(ctx, c, write(false), deleteQueue, &tierqv1.DeleteQueueRequest{Name: name})
+	return err
+}
+
+// CreateGroup creates a group, or returns the one that exists with the same configuration.
+func (c *Client) CreateGroup(ctx context.Context, req *tierqv1.CreateGroupRequest) (*tierqv1.Group, error) {
+	orOperation(&req.OperationId)
+	res, err := call(ctx, c, write(true), createGroup, req)
+	if err != nil {
+		return nil, err
+	}
+	return res.Group, nil
+}
+
+// ListGroups lists a queue's groups.
+func (c *Client) ListGroups(ctx context.Context, queue string) ([]*tierqv1.Group, error) {
+	res, err := call(ctx, c, read(route{}), listGroups, &tierqv1.ListGroupsRequest{Queue: queue})
+	if err != nil {
+		return nil, err
+	}
+	return res.Groups, nil
+}
+
+// DeleteGroup deletes a group and what it knows; the queue's messages stay.
+func (c *Client) DeleteGroup(ctx context.Context, queue, name string) error {
+	_, err := call(ctx, c, write(false), deleteGroup, &tierqv1.DeleteGroupRequest{Queue: queue, Name: name})
+	return err
+}
+
+// ResetGroup moves a group's start; every receipt from before is refused afterwards.
+func (c *Client) ResetGroup(ctx context.Context, queue, name string, start *tierqv1.Start) (*tierqv1.Group, error) {
+	res, err := call(ctx, c, write(false), resetGroup, &tierqv1.ResetGroupRequest{Queue: queue, Name: name, Start: start})
+	if err != nil {
+		return nil, err
+	}
+	return res.Group, nil
+}
+
+// MoveGroup hands a group to another host; the client's next calls follow.
+func (c *Client) MoveGroup(ctx context.Context, queue, name string, toHost uint64) (*tierqv1.Group, error) {
+	res, err := call(ctx, c, write(false), moveGroup, &tierqv1.MoveGroupRequest{Queue: queue, Name: name, ToHost: toHost})
+	if err != nil {
+		return nil, err
+	}
+	return res.Group, nil
+}
+
+// ListDeadLetters lists a group's dead letters from an address on; limit 0 means 100. next is 0 at the end.
+func (c *Client) ListDeadLetters(ctx context.Context, queue, group string, from uint64, limit uint32) (dead []*tierqv1.DeadLetter, next uint64, err error) {
+	res, err := call(ctx, c, read(homeOf(queue, group)), listDead,
+		&tierqv1.ListDeadLettersRequest{Queue: queue, Group: group, FromAddress: from, Limit: limit})
+	if err != nil {
+		return nil, 0, err
+	}
+	return res.DeadLetters, res.NextAddress, nil
+}
+
+// RedriveDeadLetters makes dead letters deliverable again; without addresses, all.
+func (c *Client) RedriveDeadLetters(ctx context.Context, queue, group string, addresses ...uint64) (redriven, skipped uint64, err error) {
+	h := write(false)
+	h.to = homeOf(queue, group)
+	res, err := call(ctx, c, h, redriveDead, &tierqv1.RedriveDeadLettersRequest{Queue: queue, Group: group, Addresses: addresses})
+	if err != nil {
+		return 0, 0, err
+	}
+	return res.Redriven, res.Skipped, nil
+}
+
+// PurgeDeadLetters removes dead letters for good; without addresses, all.
+func (c *Client) PurgeDeadLetters(ctx context.Context, queue, group string, addresses ...uint64) (uint64, error) {
+	h := write(true)
+	h.to = homeOf(queue, group)
+	res, err := call(ctx, c, h, purgeDead, &tierqv1.PurgeDeadLettersRequest{Queue: queue, Group: group, Addresses: addresses})
+	if err != nil {
+		return 0, err
+	}
+	return res.Purged, nil
+}
+
+// FleetStatus asks one host about itself and its fleet.
+func (c *Client) FleetStatus(ctx context.Context) (*tierqv1.FleetStatusResponse, error) {
+	return call(ctx, c, read(route{}), fleetStatus, &tierqv1.FleetStatusRequest{})
+}
+
+// ShardDigest asks every full replica of a partition for the digest of its state.
+func (c *Client) ShardDigest(ctx context.Context, queue string, partition uint32) (*tierqv1.ShardDigestResponse, error) {
+	return call(ctx, c, read(route{}), shardDigest, &tierqv1.ShardDigestRequest{Queue: queue, Partition: partition})
+}
+
+// BenchPropose runs a bare propose loop at the leader of a scratch queue, for as long as req says.
+func (c *Client) BenchPropose(ctx context.Context, req *tierqv1.BenchProposeRequest) (*tierqv1.BenchProposeResponse, error) {
+	h := how{to: route{kind: toLeader, queue: req.Queue}, mutates: true, idempotent: true, wait: time.Duration(req.DurationMs) * time.Millisecond}
+	return call(ctx, c, h, benchPropose, req)
+}

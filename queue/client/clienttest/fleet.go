@@ -1,0 +1,315 @@
+// Package clienttest is a fleet in memory that speaks tierq.v1 over real HTTP/2 on loopback, for tests of the client and
+// of what is built on it. It has hosts that can be stopped, restarted on another port, and frozen, one state shared by
+// all, and hooks that refuse calls or lose answers. It knows no disk, no Raft, and no time: leases end when a test says so.
+package clienttest
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/api/tierq/v1/tierqv1connect"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// Fate is what a hook decides about one call.
+type Fate struct {
+	// Err refuses the call; nothing happens.
+	Err *code.Error
+	// LoseRequest breaks the stream before anything happens, LoseAnswer after the call took effect.
+	LoseRequest bool
+	LoseAnswer  bool
+	// Hold keeps the answer back until the channel is closed or the caller is gone.
+	Hold <-chan struct{}
+}
+
+// Fleet is the shared state. Hosts are numbered from 1.
+type Fleet struct {
+	t testing.TB
+
+	mu     sync.Mutex
+	hosts  []*Host
+	queues map[string]*queueState
+	nextID uint64
+	// Leader and Home are the hosts that lead every queue and are home to every group; a group made by CreateGroup with
+	// a home keeps that.
+	leader  uint64
+	home    uint64
+	epoch   uint64
+	term    uint64
+	lease   uint64
+	changed chan struct{} // closed and replaced when messages or homes change
+	hook    func(Call) Fate
+	calls   map[string]int
+	// Digests overrides ShardDigest's answer.
+	digests []*tierqv1.ReplicaDigest
+	strict  bool
+}
+
+// Call describes a call to a hook.
+type Call struct {
+	Host      uint64
+	Procedure string // for example "Publish"
+	N         int    // the how manieth call of that procedure, from 1
+	Publish   *tierqv1.PublishRequest
+}
+
+// Host is one server of the fleet.
+type Host struct {
+	ID   uint64
+	Addr string
+	f    *Fleet
+	srv  *http.Server
+	done chan struct{}
+}
+
+// New starts a fleet of n full hosts; host 1 leads and is home. The test's cleanup stops it.
+func New(t testing.TB, n int) *Fleet {
+	t.Helper()
+	f := &Fleet{t: t, queues: map[string]*queueState{}, nextID: 2, leader: 1, home: 1, epoch: 1, term: 3, changed: make(chan struct{}), calls: map[string]int{}}
+	for i := range n {
+		h := &Host{ID: uint64(i + 1), f: f}
+		f.hosts = append(f.hosts, h)
+		h.start(t, "127.0.0.1:0")
+	}
+	t.Cleanup(func() {
+		for i := range f.hosts {
+			f.Stop(uint64(i + 1))
+		}
+	})
+	return f
+}
+
+func (h *Host) start(t testing.TB, addr string) {
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	v := &view{h: h}
+	opt := connect.WithInterceptors(&interceptor{h})
+	mux.Handle(tierqv1connect.NewQueueServiceHandler(v, opt))
+	mux.Handle(tierqv1connect.NewGroupServiceHandler(v, opt))
+	mux.Handle(tierqv1connect.NewStatusServiceHandler(v, opt))
+	p := new(http.Protocols)
+	p.SetHTTP1(true)
+	p.SetUnencryptedHTTP2(true)
+	srv := &http.Server{Handler: mux, Protocols: p}
+	done := make(chan struct{})
+	h.f.mu.Lock()
+	h.Addr, h.srv, h.done = ln.Addr().String(), srv, done
+	h.f.mu.Unlock()
+	go func() {
+		defer close(done)
+		_ = srv.Serve(ln)
+	}()
+}
+
+// Stop kills a host: its connections break.
+func (f *Fleet) Stop(host uint64) {
+	f.mu.Lock()
+	h := f.hosts[host-1]
+	srv, done := h.srv, h.done
+	h.srv = nil
+	f.mu.Unlock()
+	if srv != nil {
+		_ = srv.Close()
+		<-done
+	}
+}
+
+// Restart starts a stopped host on another port, or on addr if that is not empty.
+func (f *Fleet) Restart(host uint64, addr string) {
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	f.hosts[host-1].start(f.t, addr)
+}
+
+// Addr returns a host's API address.
+func (f *Fleet) Addr(host uint64) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hosts[host-1].Addr
+}
+
+// Addrs returns all API addresses.
+func (f *Fleet) Addrs() []string {
+	var out []string
+	for i := range f.hosts {
+		out = append(out, f.Addr(uint64(i+1)))
+	}
+	return out
+}
+
+// SetLeader moves the leadership of every queue; host 0: nobody leads.
+func (f *Fleet) SetLeader(host uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leader = host
+	f.term++
+}
+
+// SetHome makes host the home of every group, under a new epoch.
+func (f *Fleet) SetHome(host uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.home = host
+	f.epoch++
+	for _, q := range f.queues {
+		for _, g := range q.groups {
+			g.expireAll()
+		}
+	}
+	f.wakeLocked()
+}
+
+// SetStrictSequence makes every queue demand contiguous seqs, as `ordering: key` does.
+func (f *Fleet) SetStrictSequence(on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.strict = on
+}
+
+// SetHook installs a hook that is asked before every call; nil removes it.
+func (f *Fleet) SetHook(h func(Call) Fate) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hook = h
+}
+
+// SetDigests overrides what ShardDigest answers.
+func (f *Fleet) SetDigests(ds []*tierqv1.ReplicaDigest) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.digests = ds
+}
+
+// Calls returns how often a procedure was called on all hosts together.
+func (f *Fleet) Calls(procedure string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.calls[procedure]
+}
+
+// Bodies returns the stored bodies of a queue in address order.
+func (f *Fleet) Bodies(queue string) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []string
+	if q := f.queues[queue]; q != nil {
+		for _, m := range q.messages {
+			out = append(out, string(m.Body))
+		}
+	}
+	return out
+}
+
+// Waiting returns how many receives are parked.
+func (f *Fleet) Waiting(queue, group string) uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if q := f.queues[queue]; q != nil && q.groups[group] != nil {
+		return q.groups[group].waiting
+	}
+	return 0
+}
+
+// Outstanding returns how many messages of a group are leased, and how many are acked.
+func (f *Fleet) Outstanding(queue, group string) (leased, acked int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if q := f.queues[queue]; q != nil && q.groups[group] != nil {
+		return len(q.groups[group].leases), len(q.groups[group].acked)
+	}
+	return 0, 0
+}
+
+// ExpireLeases ends all leases of a group.
+func (f *Fleet) ExpireLeases(queue, group string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if q := f.queues[queue]; q != nil && q.groups[group] != nil {
+		q.groups[group].expireAll()
+	}
+	f.wakeLocked()
+}
+
+func (f *Fleet) wakeLocked() {
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+func (f *Fleet) apiLocked(host uint64) string {
+	if host == 0 || int(host) > len(f.hosts) {
+		return ""
+	}
+	return f.hosts[host-1].Addr
+}
+
+// interceptor asks the hook.
+type interceptor struct{ h *Host }
+
+func (i *interceptor) WrapStreamingClient(n connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return n
+}
+func (i *interceptor) WrapStreamingHandler(n connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return n
+}
+func (i *interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		fate := i.h.f.fateOf(i.h, req)
+		if fate.LoseRequest {
+			panic(http.ErrAbortHandler)
+		}
+		if fate.Err != nil {
+			return nil, Refusal(fate.Err)
+		}
+		res, err := next(ctx, req)
+		if fate.Hold != nil {
+			select {
+			case <-fate.Hold:
+			case <-ctx.Done():
+			}
+		}
+		if fate.LoseAnswer {
+			panic(http.ErrAbortHandler)
+		}
+		return res, err
+	}
+}
+
+func (f *Fleet) fateOf(h *Host, req connect.AnyRequest) Fate {
+	proc := req.Spec().Procedure
+	proc = proc[strings.LastIndexByte(proc, '/')+1:]
+	f.mu.Lock()
+	f.calls[proc]++
+	c := Call{Host: h.ID, Procedure: proc, N: f.calls[proc]}
+	hook := f.hook
+	f.mu.Unlock()
+	if hook == nil {
+		return Fate{}
+	}
+	c.Publish, _ = req.Any().(*tierqv1.PublishRequest)
+	return hook(c)
+}
+
+// Refusal makes the error that a host answers with.
+func Refusal(e *code.Error) error {
+	ce := connect.NewError(connect.CodeFailedPrecondition, e)
+	effect := tierqv1.Effect(e.Effect)
+	d, err := connect.NewErrorDetail(&tierqv1.ErrorDetail{
+		Code: uint32(e.Code), Name: e.Code.String(), Effect: effect, Text: e.Text, HomeHost: e.HomeHost, HomeApi: e.HomeAPI,
+		Epoch: e.Epoch, LeaderHost: e.LeaderHost, LeaderApi: e.LeaderAPI, RetryAfterMs: e.RetryAfterMs,
+	})
+	if err == nil {
+		ce.AddDetail(d)
+	}
+	return ce
+}

@@ -1,0 +1,577 @@
+package clienttest
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// The limits that the state keeps, as the state machine does.
+const producerWindow = 8192
+
+type queueState struct {
+	id        uint64
+	options   *tierqv1.QueueOptions
+	messages  []*tierqv1.Message
+	producers map[uint64]*producerState
+	groups    map[string]*groupState
+	bytes     uint64
+}
+
+type producerState struct {
+	epoch, low, last uint64
+	seqs             map[uint64]uint64 // seq → address
+}
+
+type groupState struct {
+	id      uint64
+	config  *tierqv1.GroupConfig
+	acked   map[uint64]bool
+	dead    map[uint64]*tierqv1.DeadLetter
+	leases  map[uint64]uint64 // address → lease number
+	fails   map[uint64]uint32
+	waiting uint64
+}
+
+func (g *groupState) expireAll() { clear(g.leases) }
+
+// view is the API at one host.
+type view struct{ h *Host }
+
+func refuse(c code.Code, format string, args ...any) error {
+	return Refusal(code.New(c, format, args...))
+}
+
+func (f *Fleet) queueLocked(name string) (*queueState, error) {
+	q := f.queues[name]
+	if q == nil {
+		return nil, refuse(code.UnknownQueue, "queue %q does not exist: create it with `tierq queue create %s`", name, name)
+	}
+	return q, nil
+}
+
+func (v *view) CreateQueue(_ context.Context, r *connect.Request[tierqv1.CreateQueueRequest]) (*connect.Response[tierqv1.CreateQueueResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := r.Msg
+	if strings.HasPrefix(m.Name, ".") || strings.HasPrefix(m.Name, "$") || m.Name == "" || len(m.Name) > 80 || strings.ContainsAny(m.Name, " /") {
+		return nil, refuse(code.InvalidName, "queue name %q: names are 1 to 80 of A-Z a-z 0-9 . _ - and begin with neither . nor $", m.Name)
+	}
+	q := f.queues[m.Name]
+	created := q == nil
+	if created {
+		q = &queueState{id: f.nextID, options: m.Options, producers: map[uint64]*producerState{}, groups: map[string]*groupState{}}
+		f.nextID++
+		f.queues[m.Name] = q
+	} else if q.options.GetOrdering() != m.Options.GetOrdering() || q.options.GetMaxBodyBytes() != m.Options.GetMaxBodyBytes() {
+		return nil, refuse(code.QueueExistsMismatch, "")
+	}
+	return connect.NewResponse(&tierqv1.CreateQueueResponse{Queue: f.wireLocked(m.Name, q), Created: created}), nil
+}
+
+func (f *Fleet) wireLocked(name string, q *queueState) *tierqv1.Queue {
+	p := &tierqv1.Partition{Shard: q.id, LeaderHost: f.leader, LeaderEpoch: f.term, LeaderApi: f.apiLocked(f.leader), DataCopies: 2}
+	if f.leader == 0 {
+		p.QuorumState = 3
+	}
+	for i, h := range f.hosts {
+		role := "full"
+		if i == 2 {
+			role = "witness"
+		}
+		p.Replicas = append(p.Replicas, &tierqv1.Replica{ReplicaId: h.ID, Host: h.ID, Role: role, Api: h.Addr})
+	}
+	return &tierqv1.Queue{
+		Name: name, Id: q.id, Options: q.options, Partitions: []*tierqv1.Partition{p},
+		Messages: uint64(len(q.messages)), Bytes: q.bytes, LastAddress: uint64(len(q.messages)), Groups: f.groupsLocked(name, q),
+	}
+}
+
+func (f *Fleet) groupsLocked(queue string, q *queueState) []*tierqv1.Group {
+	var out []*tierqv1.Group
+	for name, g := range q.groups {
+		out = append(out, f.groupLocked(queue, name, q, g))
+	}
+	slices.SortFunc(out, func(a, b *tierqv1.Group) int { return cmp.Compare(a.Id, b.Id) })
+	return out
+}
+
+func (f *Fleet) groupLocked(queue, name string, q *queueState, g *groupState) *tierqv1.Group {
+	w := &tierqv1.Group{
+		Queue: queue, Name: name, Id: g.id, Config: g.config, HomeHost: f.home, HomeApi: f.apiLocked(f.home), Epoch: f.epoch,
+		Acked: uint64(len(g.acked)), Dead: uint64(len(g.dead)), InFlight: uint64(len(g.leases)), WaitingReceives: g.waiting,
+	}
+	w.Unfinished = uint64(len(q.messages)) - w.Acked - w.Dead
+	for w.Floor < uint64(len(q.messages)) && (g.acked[w.Floor+1] || g.dead[w.Floor+1] != nil) {
+		w.Floor++
+	}
+	return w
+}
+
+func (v *view) ListQueues(_ context.Context, r *connect.Request[tierqv1.ListQueuesRequest]) (*connect.Response[tierqv1.ListQueuesResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	res := &tierqv1.ListQueuesResponse{}
+	for name, q := range f.queues {
+		if strings.HasPrefix(name, r.Msg.Prefix) {
+			res.Queues = append(res.Queues, f.wireLocked(name, q))
+		}
+	}
+	slices.SortFunc(res.Queues, func(a, b *tierqv1.Queue) int { return cmp.Compare(a.Name, b.Name) })
+	return connect.NewResponse(res), nil
+}
+
+func (v *view) DescribeQueue(_ context.Context, r *connect.Request[tierqv1.DescribeQueueRequest]) (*connect.Response[tierqv1.DescribeQueueResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, err := f.queueLocked(r.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&tierqv1.DescribeQueueResponse{Queue: f.wireLocked(r.Msg.Name, q)}), nil
+}
+
+func (v *view) DeleteQueue(_ context.Context, r *connect.Request[tierqv1.DeleteQueueRequest]) (*connect.Response[tierqv1.DeleteQueueResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, err := f.queueLocked(r.Msg.Name); err != nil {
+		return nil, err
+	}
+	delete(f.queues, r.Msg.Name)
+	return connect.NewResponse(&tierqv1.DeleteQueueResponse{}), nil
+}
+
+func (v *view) Publish(_ context.Context, r *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, err := f.queueLocked(r.Msg.Queue)
+	if err != nil {
+		return nil, err
+	}
+	if f.leader != v.h.ID {
+		e := code.New(code.NoLeader, "")
+		if f.leader != 0 {
+			e = code.New(code.NotReplica, "")
+			e.LeaderHost, e.LeaderAPI = f.leader, f.apiLocked(f.leader)
+		}
+		return nil, Refusal(e)
+	}
+	res := &tierqv1.PublishResponse{Shard: q.id, LeaderHost: f.leader, LeaderApi: f.apiLocked(f.leader), DataCopies: 2}
+	for _, m := range r.Msg.Messages {
+		res.Results = append(res.Results, f.storeLocked(q, r.Msg, m))
+	}
+	res.Index = uint64(len(q.messages)) + 1
+	f.wakeLocked()
+	return connect.NewResponse(res), nil
+}
+
+func result(c code.Code) *tierqv1.PublishResult {
+	return &tierqv1.PublishResult{Code: uint32(c), Name: c.String(), Text: c.Info().Text}
+}
+
+func (f *Fleet) storeLocked(q *queueState, r *tierqv1.PublishRequest, m *tierqv1.OutMessage) *tierqv1.PublishResult {
+	p := q.producers[r.ProducerId]
+	if p == nil || r.ProducerEpoch > p.epoch {
+		p = &producerState{epoch: r.ProducerEpoch, seqs: map[uint64]uint64{}}
+		q.producers[r.ProducerId] = p
+	}
+	p.low = max(p.low, r.Low)
+	switch first := p.seqs[m.Seq]; {
+	case r.ProducerEpoch < p.epoch:
+		return result(code.ProducerEpochStale)
+	case first != 0:
+		return &tierqv1.PublishResult{Address: first, Duplicate: true}
+	case m.Seq < p.low:
+		return result(code.SeqExpired)
+	case m.Seq >= p.low+producerWindow:
+		return result(code.Backpressure)
+	case (r.Contiguous || f.strict) && m.Seq != p.last+1:
+		return result(code.SeqGap)
+	case q.options.GetMaxBodyBytes() > 0 && len(m.Body) > int(q.options.GetMaxBodyBytes()):
+		return result(code.TooLarge)
+	}
+	a := uint64(len(q.messages)) + 1
+	p.seqs[m.Seq], p.last = a, max(p.last, m.Seq)
+	q.messages = append(q.messages, &tierqv1.Message{
+		Address: a, Body: m.Body, Headers: m.Headers, Key: m.Key, PublishedUnixMs: 1_700_000_000_000 + a,
+		LeaseMs: 30_000, ProducerId: r.ProducerId, Seq: m.Seq,
+	})
+	q.bytes += uint64(len(m.Body))
+	return &tierqv1.PublishResult{Address: a}
+}
+
+func newGroup(id uint64, c *tierqv1.GroupConfig) *groupState {
+	return &groupState{id: id, config: c, acked: map[uint64]bool{}, dead: map[uint64]*tierqv1.DeadLetter{}, leases: map[uint64]uint64{}, fails: map[uint64]uint32{}}
+}
+
+func (v *view) CreateGroup(_ context.Context, r *connect.Request[tierqv1.CreateGroupRequest]) (*connect.Response[tierqv1.CreateGroupResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, err := f.queueLocked(r.Msg.Queue)
+	if err != nil {
+		return nil, err
+	}
+	g := q.groups[r.Msg.Name]
+	if g == nil {
+		g = newGroup(uint64(len(q.groups))+1, r.Msg.Config)
+		q.groups[r.Msg.Name] = g
+	}
+	return connect.NewResponse(&tierqv1.CreateGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}), nil
+}
+
+func (v *view) ListGroups(_ context.Context, r *connect.Request[tierqv1.ListGroupsRequest]) (*connect.Response[tierqv1.ListGroupsResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, err := f.queueLocked(r.Msg.Queue)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&tierqv1.ListGroupsResponse{Groups: f.groupsLocked(r.Msg.Queue, q)}), nil
+}
+
+// homeLocked finds a group for a call that must be at its home.
+func (v *view) homeLocked(queue, group string) (*queueState, *groupState, error) {
+	q, g, err := v.groupLocked(queue, group)
+	if err != nil {
+		return nil, nil, err
+	}
+	if f := v.h.f; f.home != v.h.ID {
+		e := code.New(code.NotOwner, "group %q of queue %q is at host %d (%s): go there", group, queue, f.home, f.apiLocked(f.home))
+		e.HomeHost, e.HomeAPI, e.Epoch = f.home, f.apiLocked(f.home), f.epoch
+		return nil, nil, Refusal(e)
+	}
+	return q, g, nil
+}
+
+func (v *view) groupLocked(queue, group string) (*queueState, *groupState, error) {
+	q, err := v.h.f.queueLocked(queue)
+	if err != nil {
+		return nil, nil, err
+	}
+	if group == "" {
+		group = "$default"
+		if q.groups[group] == nil {
+			q.groups[group] = newGroup(uint64(len(q.groups))+1, nil)
+		}
+	}
+	g := q.groups[group]
+	if g == nil {
+		return nil, nil, refuse(code.UnknownGroup, "queue %q has no group %q: create it with `tierq group create %s %s`", queue, group, queue, group)
+	}
+	return q, g, nil
+}
+
+func (v *view) DeleteGroup(_ context.Context, r *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, _, err := v.groupLocked(r.Msg.Queue, r.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	delete(q.groups, r.Msg.Name)
+	return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
+}
+
+func (v *view) ResetGroup(_ context.Context, r *connect.Request[tierqv1.ResetGroupRequest]) (*connect.Response[tierqv1.ResetGroupResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, g, err := v.groupLocked(r.Msg.Queue, r.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	*g = *newGroup(g.id, g.config)
+	f.epoch++
+	return connect.NewResponse(&tierqv1.ResetGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}), nil
+}
+
+func (v *view) MoveGroup(_ context.Context, r *connect.Request[tierqv1.MoveGroupRequest]) (*connect.Response[tierqv1.MoveGroupResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, g, err := v.groupLocked(r.Msg.Queue, r.Msg.Name)
+	if err != nil {
+		return nil, err
+	}
+	if r.Msg.ToHost == 0 || int(r.Msg.ToHost) > len(f.hosts) {
+		return nil, refuse(code.UnknownHost, "the fleet has no host %d", r.Msg.ToHost)
+	}
+	f.home = r.Msg.ToHost
+	f.epoch++
+	f.wakeLocked()
+	return connect.NewResponse(&tierqv1.MoveGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}), nil
+}
+
+func (v *view) Receive(ctx context.Context, r *connect.Request[tierqv1.ReceiveRequest]) (*connect.Response[tierqv1.ReceiveResponse], error) {
+	f := v.h.f
+	wait := 5 * time.Second
+	if r.Msg.WaitMs != nil {
+		wait = time.Duration(*r.Msg.WaitMs) * time.Millisecond
+	}
+	over := time.After(wait)
+	for {
+		f.mu.Lock()
+		q, g, err := v.homeLocked(r.Msg.Queue, r.Msg.Group)
+		if err != nil {
+			f.mu.Unlock()
+			return nil, err
+		}
+		ms := f.leaseLocked(q, g, int(max(r.Msg.MaxMessages, 1)))
+		epoch, changed := f.epoch, f.changed
+		if len(ms) > 0 || wait == 0 {
+			f.mu.Unlock()
+			return connect.NewResponse(&tierqv1.ReceiveResponse{Messages: ms, Epoch: epoch}), nil
+		}
+		g.waiting++
+		f.mu.Unlock()
+		ended := false
+		select {
+		case <-changed:
+		case <-over:
+			ended = true
+		case <-ctx.Done():
+			ended = true
+		}
+		f.mu.Lock()
+		g.waiting--
+		f.mu.Unlock()
+		if ended {
+			return connect.NewResponse(&tierqv1.ReceiveResponse{Epoch: epoch}), nil
+		}
+	}
+}
+
+func (f *Fleet) leaseLocked(q *queueState, g *groupState, n int) []*tierqv1.Message {
+	var out []*tierqv1.Message
+	for _, m := range q.messages {
+		if len(out) == n {
+			break
+		}
+		if g.acked[m.Address] || g.dead[m.Address] != nil || g.leases[m.Address] != 0 {
+			continue
+		}
+		f.lease++
+		g.leases[m.Address] = f.lease
+		c := &tierqv1.Message{
+			Address: m.Address, Body: m.Body, Headers: m.Headers, Key: m.Key, PublishedUnixMs: m.PublishedUnixMs, LeaseMs: m.LeaseMs,
+			ProducerId: m.ProducerId, Seq: m.Seq, Attempt: g.fails[m.Address] + 1,
+			Receipt: fmt.Sprintf("r.%d.%d.%d", m.Address, f.epoch, f.lease),
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// checkLocked reads a receipt; code.OK when its lease is the current one.
+func (f *Fleet) checkLocked(g *groupState, receipt string) (uint64, code.Code) {
+	parts := strings.Split(receipt, ".")
+	if len(parts) != 4 || parts[0] != "r" {
+		return 0, code.InvalidReceipt
+	}
+	var n [3]uint64
+	for i := range n {
+		v, err := strconv.ParseUint(parts[i+1], 10, 64)
+		if err != nil {
+			return 0, code.InvalidReceipt
+		}
+		n[i] = v
+	}
+	switch {
+	case g.acked[n[0]]:
+		return n[0], code.UnknownMessage
+	case n[1] != f.epoch:
+		return n[0], code.StaleOwner
+	case g.leases[n[0]] != n[2]:
+		return n[0], code.UnknownDelivery
+	}
+	return n[0], code.OK
+}
+
+// settle answers receipts; f is called for those whose lease is current.
+func (v *view) settle(queue, group string, receipts []string, do func(*queueState, *groupState, uint64)) (*connect.Response[tierqv1.SettleResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, g, err := v.homeLocked(queue, group)
+	if err != nil {
+		return nil, err
+	}
+	res := &tierqv1.SettleResponse{}
+	for _, r := range receipts {
+		a, c := f.checkLocked(g, r)
+		s := &tierqv1.SettleResult{Address: a, Effect: tierqv1.Effect_EFFECT_NONE}
+		switch c {
+		case code.OK:
+			do(q, g, a)
+			s.Effect = tierqv1.Effect_EFFECT_DONE
+		case code.UnknownMessage:
+			s.Already = true
+		default:
+			s.Code, s.Name, s.Text = uint32(c), c.String(), c.Info().Text
+		}
+		res.Results = append(res.Results, s)
+	}
+	f.wakeLocked()
+	return connect.NewResponse(res), nil
+}
+
+func (v *view) Ack(_ context.Context, r *connect.Request[tierqv1.AckRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) {
+		g.acked[a] = true
+		delete(g.leases, a)
+	})
+}
+
+func (v *view) Nack(_ context.Context, r *connect.Request[tierqv1.NackRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) {
+		g.fails[a]++
+		delete(g.leases, a)
+	})
+}
+
+func (v *view) Release(_ context.Context, r *connect.Request[tierqv1.ReleaseRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) { delete(g.leases, a) })
+}
+
+func (v *view) Reject(_ context.Context, r *connect.Request[tierqv1.RejectRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(q *queueState, g *groupState, a uint64) {
+		m := q.messages[a-1]
+		g.dead[a] = &tierqv1.DeadLetter{Address: a, Attempts: g.fails[a] + 1, Reason: r.Msg.Reason, DeadUnixMs: m.PublishedUnixMs, FirstFailureUnixMs: m.PublishedUnixMs, Body: m.Body, Headers: m.Headers, Key: m.Key}
+		delete(g.leases, a)
+	})
+}
+
+func (v *view) Extend(_ context.Context, r *connect.Request[tierqv1.ExtendRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
+	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(*queueState, *groupState, uint64) {})
+}
+
+func (v *view) ListDeadLetters(_ context.Context, r *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, g, err := v.groupLocked(r.Msg.Queue, r.Msg.Group)
+	if err != nil {
+		return nil, err
+	}
+	limit := int(r.Msg.Limit)
+	if limit == 0 {
+		limit = 100
+	}
+	res := &tierqv1.ListDeadLettersResponse{}
+	for _, a := range slices.Sorted(mapKeys(g.dead)) {
+		if a < r.Msg.FromAddress {
+			continue
+		}
+		if len(res.DeadLetters) == limit {
+			res.NextAddress = a
+			break
+		}
+		res.DeadLetters = append(res.DeadLetters, g.dead[a])
+	}
+	return connect.NewResponse(res), nil
+}
+
+func mapKeys[V any](m map[uint64]V) func(func(uint64) bool) {
+	return func(yield func(uint64) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// removeDeadLocked forgets dead letters: the named ones, or all.
+func removeDeadLocked(g *groupState, addresses []uint64) uint64 {
+	if len(addresses) == 0 {
+		addresses = slices.Collect(mapKeys(g.dead))
+	}
+	var n uint64
+	for _, a := range addresses {
+		if g.dead[a] != nil {
+			delete(g.dead, a)
+			n++
+		}
+	}
+	return n
+}
+
+func (v *view) RedriveDeadLetters(_ context.Context, r *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, g, err := v.homeLocked(r.Msg.Queue, r.Msg.Group)
+	if err != nil {
+		return nil, err
+	}
+	n := removeDeadLocked(g, r.Msg.Addresses)
+	f.wakeLocked()
+	return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{Redriven: n, Skipped: uint64(max(len(r.Msg.Addresses)-int(n), 0))}), nil
+}
+
+func (v *view) PurgeDeadLetters(_ context.Context, r *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, g, err := v.homeLocked(r.Msg.Queue, r.Msg.Group)
+	if err != nil {
+		return nil, err
+	}
+	addresses := r.Msg.Addresses
+	if len(addresses) == 0 {
+		addresses = slices.Collect(mapKeys(g.dead))
+	}
+	for _, a := range addresses {
+		g.acked[a] = true
+	}
+	return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Purged: removeDeadLocked(g, addresses)}), nil
+}
+
+func (v *view) FleetStatus(context.Context, *connect.Request[tierqv1.FleetStatusRequest]) (*connect.Response[tierqv1.FleetStatusResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	res := &tierqv1.FleetStatusResponse{FleetId: "f1", Host: v.h.ID, Version: "test", UptimeMs: 61_000, CatalogVersion: 7, CatalogLeaderHost: f.leader, CatalogLeaderEpoch: f.term}
+	for _, h := range f.hosts {
+		res.Hosts = append(res.Hosts, &tierqv1.Host{Id: h.ID, Role: "full", Api: h.Addr, Domain: "d" + strconv.Itoa(int(h.ID)), Alive: h.srv != nil, Self: h == v.h})
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (v *view) ShardDigest(_ context.Context, r *connect.Request[tierqv1.ShardDigestRequest]) (*connect.Response[tierqv1.ShardDigestResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, err := f.queueLocked(r.Msg.Queue)
+	if err != nil {
+		return nil, err
+	}
+	ds := f.digests
+	if ds == nil {
+		for _, h := range f.hosts[:min(2, len(f.hosts))] {
+			ds = append(ds, &tierqv1.ReplicaDigest{ReplicaId: h.ID, Host: h.ID, AppliedIndex: 12, Digest: "00ff"})
+		}
+	}
+	return connect.NewResponse(&tierqv1.ShardDigestResponse{Shard: q.id, Replicas: ds}), nil
+}
+
+func (v *view) BenchPropose(_ context.Context, r *connect.Request[tierqv1.BenchProposeRequest]) (*connect.Response[tierqv1.BenchProposeResponse], error) {
+	return connect.NewResponse(&tierqv1.BenchProposeResponse{Commands: 100, Messages: 100 * uint64(r.Msg.Batch), ElapsedUs: 1_000_000, P50Us: 900, P99Us: 2500}), nil
+}

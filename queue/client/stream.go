@@ -1,0 +1,673 @@
+package client
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/code"
+)
+
+type streamKey struct {
+	queue     string
+	partition uint32
+}
+
+// stream is this client's producer in one partition: it numbers messages, packs them into batches, keeps several in
+// flight, and answers the publishes. It has no goroutine of its own: a batch has one while it is in flight, and whoever
+// changes what limits sending calls pumpLocked.
+//
+// A stream is loose (batches in flight side by side) or in line: one batch at a time, every seq follows the last stored
+// one, as queues with `ordering: key` demand. It is in line from the start with Options.Ordered, else from the first
+// SEQ_GAP on.
+//
+// Invariants:
+//  1. A seq names one message for ever (within the producer's epoch): a message that may have been stored keeps its seq.
+//  2. Every seq in flight lies in [low, low+8191], low being the lowest unanswered one, so the state machine never
+//     forgets an unanswered seq.
+//  3. New messages wait while a batch is being retried, so what is stored later was published later where possible.
+//  4. In line, what may have been stored and was given up on ends the epoch: the next one starts a new sequence.
+type stream struct {
+	c   *Client
+	key streamKey
+
+	mu        sync.Mutex
+	pending   []*item // in publish order; in line also what goes back, with its seq
+	batches   map[*batch]struct{}
+	publishes map[*publish]struct{}
+	nextSeq   uint64
+	epoch     uint64
+	inLine    bool
+	stored    uint64 // in line: the greatest seq known to be stored
+	lostLine  bool   // in line: a seq that may be stored was given up on
+	holding   int    // batches that are being retried
+	// registered counts the new sequences begun since a message was last stored.
+	registered int
+	expiry     *time.Timer // answers pending messages whose time ran out
+	expiresAt  time.Time
+	closed     bool
+}
+
+// batch is one request's worth of messages in seq order, in flight until all are answered.
+type batch struct {
+	items  []*item
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	inLine bool // sent while the stream was in line
+	held   bool
+	// chunk bounds how many messages go into a request after one was refused for a message in it; 0: all.
+	chunk      int
+	refused    int         // rounds in which a message was refused for now
+	lastRefuse *code.Error // of those
+}
+
+func (c *Client) streamOf(k streamKey) *stream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing {
+		return nil
+	}
+	s := c.streams[k]
+	if s == nil {
+		s = &stream{
+			c: c, key: k, nextSeq: 1, epoch: c.opts.ProducerEpoch, inLine: c.opts.Ordered,
+			batches: map[*batch]struct{}{}, publishes: map[*publish]struct{}{},
+		}
+		c.streams[k] = s
+	}
+	return s
+}
+
+func (c *Client) failStreams() {
+	c.mu.Lock()
+	streams := make([]*stream, 0, len(c.streams))
+	for _, s := range c.streams {
+		streams = append(streams, s)
+	}
+	c.mu.Unlock()
+	for _, s := range streams {
+		s.close()
+	}
+}
+
+func (s *stream) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.failLocked(s.pending, errClosed())
+	s.pending = nil
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+}
+
+func (s *stream) open() []*publish {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*publish, 0, len(s.publishes))
+	for p := range s.publishes {
+		all = append(all, p)
+	}
+	return all
+}
+
+// add takes over p, whose buffer room has been acquired.
+func (s *stream) add(p *publish, msgs []Message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.publishes[p] = struct{}{}
+	items := make([]item, len(msgs))
+	for i := range msgs {
+		items[i] = item{p: p, i: i, msg: msgs[i].wire(), size: msgs[i].size()}
+		s.pending = append(s.pending, &items[i])
+	}
+	if s.closed {
+		s.failLocked(s.pending, errClosed())
+		s.pending = nil
+		return
+	}
+	s.pumpLocked()
+	if len(s.pending) > 0 {
+		s.expireByLocked(p.deadline)
+	}
+}
+
+// pumpLocked sends what may be sent.
+func (s *stream) pumpLocked() {
+	for s.maySendLocked() {
+		b := s.takeLocked()
+		if b == nil {
+			return
+		}
+		s.batches[b] = struct{}{}
+		s.c.wg.Add(1)
+		go s.run(b)
+	}
+}
+
+func (s *stream) maySendLocked() bool {
+	limit := s.c.opts.MaxBatchesInFlight
+	if s.inLine {
+		limit = 1
+	}
+	return !s.closed && s.holding == 0 && len(s.pending) > 0 && len(s.batches) < limit
+}
+
+// lowLocked is the lowest unanswered seq, or the next one.
+func (s *stream) lowLocked() uint64 {
+	low := s.nextSeq
+	for b := range s.batches {
+		for _, it := range b.items {
+			if !it.done {
+				low = min(low, it.seq)
+				break
+			}
+		}
+	}
+	return low
+}
+
+// takeLocked makes a batch of the head of pending and numbers it, or returns nil if the window is full.
+func (s *stream) takeLocked() *batch {
+	if s.inLine {
+		s.realignLocked()
+	}
+	n := s.headLocked(s.lowLocked() + producerWindow - s.nextSeq)
+	if n == 0 {
+		return nil
+	}
+	b := &batch{items: slices.Clone(s.pending[:n]), inLine: s.inLine}
+	s.pending = s.pending[n:]
+	if len(s.pending) == 0 {
+		s.pending = nil // let the array go
+	}
+	deadline := time.Time{}
+	for _, it := range b.items {
+		it.seq = s.nextSeq
+		s.nextSeq++
+		if it.p.deadline.After(deadline) {
+			deadline = it.p.deadline
+		}
+	}
+	timed, stop := context.WithDeadline(s.c.base, deadline)
+	ctx, cancel := context.WithCancelCause(timed)
+	b.ctx, b.cancel = ctx, func(cause error) { cancel(cause); stop() }
+	return b
+}
+
+// headLocked counts the messages that go into the next batch: at most window, within the batch limits, an exclusive
+// publish alone and whole.
+func (s *stream) headLocked(window uint64) int {
+	if len(s.pending) == 0 {
+		return 0
+	}
+	if p := s.pending[0].p; p.exclusive() {
+		n := 0
+		for n < len(s.pending) && s.pending[n].p == p {
+			n++
+		}
+		if uint64(n) > window {
+			return 0
+		}
+		return n
+	}
+	n, bytes := 0, 0
+	for _, it := range s.pending {
+		if n == s.c.opts.MaxBatchMessages || uint64(n) == window || it.p.exclusive() {
+			break
+		}
+		if n > 0 && bytes+it.size > s.c.opts.MaxBatchBytes {
+			break
+		}
+		n, bytes = n+1, bytes+it.size
+	}
+	return n
+}
+
+// expireByLocked makes pending messages be looked at when t comes.
+func (s *stream) expireByLocked(t time.Time) {
+	if s.closed || (!s.expiresAt.IsZero() && !t.Before(s.expiresAt)) {
+		return
+	}
+	s.expiresAt = t
+	if s.expiry == nil {
+		s.expiry = time.AfterFunc(time.Until(t), s.expire)
+		return
+	}
+	s.expiry.Reset(time.Until(t))
+}
+
+// expire answers what ran out of time before it was sent.
+func (s *stream) expire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	s.expiresAt = time.Time{}
+	next := time.Time{}
+	s.pending = slices.DeleteFunc(s.pending, func(it *item) bool {
+		if now.Before(it.p.deadline) {
+			if next.IsZero() || it.p.deadline.Before(next) {
+				next = it.p.deadline
+			}
+			return false
+		}
+		s.failOneLocked(it, code.New(code.DeadlineExceeded, "the time ran out while earlier messages of this producer were being tried"))
+		return true
+	})
+	if !next.IsZero() {
+		s.expireByLocked(next)
+	}
+	s.pumpLocked()
+}
+
+// realignLocked makes the next seq follow the last stored one. Only called with nothing in flight. A message that may
+// have been stored under another seq than it would get now, or one that was given up on, ends the epoch.
+func (s *stream) realignLocked() {
+	next := s.stored + 1
+	broken := s.lostLine
+	for i, it := range s.pending {
+		if it.seq == 0 {
+			break
+		}
+		broken = broken || (it.maybe && it.seq != next+uint64(i))
+	}
+	if broken {
+		s.registerLocked()
+	}
+	s.nextSeq = s.stored + 1
+}
+
+// registerLocked starts a new sequence of this producer: the state machine refuses what is left of the old one. Messages
+// of the old one that may have been stored are answered so.
+func (s *stream) registerLocked() {
+	s.epoch++
+	s.registered++
+	s.stored, s.nextSeq, s.lostLine = 0, 1, false
+	s.c.log.Info("producer begins a new sequence", zap.String("queue", s.key.queue), zap.Uint64("epoch", s.epoch))
+	s.pending = slices.DeleteFunc(s.pending, func(it *item) bool {
+		if it.maybe {
+			s.failOneLocked(it, code.New(code.SeqExpired, "its producer had to begin a new sequence"))
+		}
+		return it.done
+	})
+}
+
+// run drives one batch until all its messages are answered or, in line, go back to pending.
+func (s *stream) run(b *batch) {
+	defer s.c.wg.Done()
+	defer b.cancel(nil)
+	for {
+		req, sent := s.request(b)
+		var from string
+		res, err := call(b.ctx, s.c, how{
+			to: s.route(), mutates: true, idempotent: true, timeout: s.c.opts.PublishTimeout, from: &from,
+			failed: func(e *code.Error) { s.tryFailed(b, sent, e) },
+		}, publishStub, req)
+		if err == nil && res.LeaderApi != "" {
+			s.c.router.hint(s.route(), res.LeaderApi, from)
+		}
+		pause, more := s.settle(b, sent, res, err)
+		if !more {
+			return
+		}
+		if s.c.sleep(b.ctx, pause) != nil || !s.again(b) {
+			s.finish(b)
+			return
+		}
+	}
+}
+
+func (s *stream) route() route {
+	return route{kind: toLeader, queue: s.key.queue, partition: s.key.partition}
+}
+
+// request builds the next request of b and returns the items that it carries.
+func (s *stream) request(b *batch) (*tierqv1.PublishRequest, []*item) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := b.items[0].p
+	req := &tierqv1.PublishRequest{
+		Queue: s.key.queue, Partition: s.key.partition, ProducerId: s.c.opts.ProducerID, ProducerEpoch: s.epoch,
+		Low: s.lowLocked(), Contiguous: s.inLine, Atomic: first.opts.Atomic, ExpectedLastAddress: first.opts.ExpectedLastAddress,
+	}
+	var sent []*item
+	for _, it := range b.items {
+		if it.done {
+			continue
+		}
+		if b.chunk > 0 && len(sent) == b.chunk {
+			break
+		}
+		it.msg.Seq = it.seq
+		req.Messages = append(req.Messages, it.msg)
+		sent = append(sent, it)
+	}
+	return req, sent
+}
+
+// tryFailed notes a failed try while the call goes on.
+func (s *stream) tryFailed(b *batch, sent []*item, e *code.Error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holdLocked(b)
+	if e.Effect == code.EffectMaybe {
+		for _, it := range sent {
+			it.maybe = true
+		}
+	}
+}
+
+// holdLocked keeps new messages back until b is through.
+func (s *stream) holdLocked(b *batch) {
+	if !b.held {
+		b.held = true
+		s.holding++
+	}
+}
+
+// settle takes the answer to one request. more says that messages of b are left to send, after pause.
+func (s *stream) settle(b *batch, sent []*item, res *tierqv1.PublishResponse, err error) (pause time.Duration, more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		pause = s.refusedLocked(b, sent, codeOf(err))
+	} else {
+		pause = s.answeredLocked(b, sent, res)
+	}
+	if b.leftLocked() == 0 {
+		s.finishLocked(b)
+		return 0, false
+	}
+	if s.inLine && pause == 0 {
+		s.finishLocked(b)
+		return 0, false
+	}
+	return pause, true
+}
+
+func (b *batch) leftLocked() int {
+	n := 0
+	for _, it := range b.items {
+		if !it.done {
+			n++
+		}
+	}
+	return n
+}
+
+// refusedLocked deals with a request that was refused or failed as a whole.
+func (s *stream) refusedLocked(b *batch, sent []*item, e *code.Error) time.Duration {
+	switch {
+	case e.Code == code.SeqGap && e.Effect == code.EffectNone:
+		return s.gapLocked(b, sent, e)
+	case e.Code == code.ProducerEpochStale && s.mayRegisterLocked():
+		s.reenterLocked()
+		return 0
+	case blamesOne(e) && len(sent) > 1 && !sent[0].p.exclusive():
+		b.chunk = len(sent) / 2
+		if s.inLine {
+			return time.Millisecond // stay a batch, with smaller requests
+		}
+		return 0
+	}
+	if e.Code == code.DeadlineExceeded && b.lastRefuse != nil {
+		e = b.lastRefuse
+	}
+	if blamesOne(e) {
+		s.failLocked(sent, e) // the only one in its request
+	} else {
+		s.failLocked(b.items, e)
+	}
+	return 0
+}
+
+// blamesOne reports whether one message of a request can be what the whole was refused for.
+func blamesOne(e *code.Error) bool {
+	if e.Effect != code.EffectNone {
+		return false
+	}
+	switch e.Code {
+	case code.TooLarge, code.InvalidArgument, code.DelayTooLong, code.BatchTooLarge:
+		return true
+	}
+	return false
+}
+
+// answeredLocked deals with the results of one request, one a message.
+func (s *stream) answeredLocked(b *batch, sent []*item, res *tierqv1.PublishResponse) time.Duration {
+	if len(res.Results) != len(sent) {
+		s.failLocked(b.items, code.Maybe(code.Internal, nil, "the host answered %d results to %d messages", len(res.Results), len(sent)))
+		return 0
+	}
+	var pause time.Duration
+	b.chunk *= 2
+	for i, r := range res.Results {
+		it := sent[i]
+		c := code.Code(r.Code)
+		if c == 0 || c == code.OK {
+			s.storedLocked(it, r, res)
+			continue
+		}
+		e := &code.Error{Code: c, Effect: code.EffectNone, Text: r.Text}
+		switch {
+		case c == code.SeqGap:
+			pause = max(pause, s.gapLocked(b, sent[i:], e))
+		case c == code.ProducerEpochStale && s.mayRegisterLocked():
+			s.reenterLocked()
+			return 0
+		case c == code.QuorumLost:
+			it.maybe = true
+			fallthrough
+		case c.Info().Class == code.ClassTransient || c == code.StaleLeader:
+			s.holdLocked(b)
+			b.lastRefuse = e
+			pause = max(pause, s.c.retryPause(b.refused, e))
+		default:
+			s.failOneLocked(it, e)
+		}
+	}
+	if pause > 0 {
+		b.refused++
+	}
+	return pause
+}
+
+func (s *stream) storedLocked(it *item, r *tierqv1.PublishResult, res *tierqv1.PublishResponse) {
+	s.stored, s.registered = max(s.stored, it.seq), 0
+	s.resolveLocked(it, Published{
+		Address: r.Address, Seq: it.seq, Duplicate: r.Duplicate, Shard: res.Shard, Index: res.Index,
+		DataCopies: res.DataCopies, Warning: code.Code(res.Warning),
+	})
+}
+
+// maxRegistrations bounds the new sequences that are begun in a row with nothing stored.
+const maxRegistrations = 3
+
+// mayRegisterLocked: a random producer id is nobody else's, so a stale epoch is the fleet's doing (a forced recovery).
+func (s *stream) mayRegisterLocked() bool {
+	return s.c.randomProducer && s.registered < maxRegistrations
+}
+
+// gapLocked: the queue wants every seq to follow the last one, and a predecessor of these is missing: in flight, refused,
+// or given up on. Get in line.
+func (s *stream) gapLocked(b *batch, items []*item, e *code.Error) time.Duration {
+	if b.inLine && items[0].seq == s.stored+1 {
+		// Nothing of ours is missing, so what the fleet remembers of this producer is not what we know.
+		if s.registered >= maxRegistrations {
+			s.failLocked(b.items, e)
+			return 0
+		}
+		s.reenterLocked()
+		return 0
+	}
+	s.inLine = true
+	return 0
+}
+
+// reenterLocked lets what is left go under a new epoch, in line from then on.
+func (s *stream) reenterLocked() {
+	s.inLine, s.lostLine = true, true
+}
+
+// again reports whether b may send its next request with the seqs that it has. In line, a refused message leaves its seq
+// to the next one, so only a batch without holes goes on.
+func (s *stream) again(b *batch) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.inLine {
+		return true
+	}
+	next := s.stored + 1
+	for _, it := range b.items {
+		if it.done {
+			continue
+		}
+		if it.seq != next {
+			return false
+		}
+		next++
+	}
+	return b.inLine
+}
+
+// finish ends b; what is left of it fails if its time ran out, and is numbered anew if not.
+func (s *stream) finish(b *batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.c.base.Err() != nil:
+		s.failLocked(b.items, errClosed())
+	case b.ctx.Err() != nil && b.lastRefuse != nil:
+		s.failLocked(b.items, b.lastRefuse)
+	case b.ctx.Err() != nil:
+		s.failLocked(b.items, &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Cause: context.Cause(b.ctx)})
+	}
+	s.finishLocked(b)
+}
+
+// finishLocked takes b out of flight. What is not answered goes back to the head of pending, in seq order.
+func (s *stream) finishLocked(b *batch) {
+	delete(s.batches, b)
+	if b.held {
+		s.holding--
+	}
+	var back []*item
+	for _, it := range b.items {
+		if !it.done {
+			back = append(back, it)
+		}
+	}
+	if len(back) > 0 {
+		s.pending = append(back, s.pending...)
+		slices.SortStableFunc(s.pending, bySeq)
+	}
+	if s.closed {
+		s.failLocked(s.pending, errClosed())
+		s.pending = nil
+	}
+	s.pumpLocked()
+}
+
+// bySeq orders numbered messages before new ones.
+func bySeq(a, b *item) int {
+	switch {
+	case a.seq == b.seq:
+		return 0
+	case b.seq == 0 || (a.seq != 0 && a.seq < b.seq):
+		return -1
+	}
+	return 1
+}
+
+func (s *stream) failLocked(items []*item, e *code.Error) {
+	for _, it := range items {
+		s.failOneLocked(it, e)
+	}
+}
+
+func (s *stream) failOneLocked(it *item, e *code.Error) {
+	if it.done {
+		return
+	}
+	e = sticky(e, it.maybe)
+	if e.Effect == code.EffectMaybe {
+		s.lostLine = true
+	}
+	s.resolveLocked(it, Published{Seq: it.seq, Err: e})
+}
+
+func (s *stream) resolveLocked(it *item, r Published) {
+	if it.done {
+		return
+	}
+	it.done = true
+	p := it.p
+	p.results[it.i] = r
+	if p.left--; p.left == 0 {
+		delete(s.publishes, p)
+		s.c.buffer.release(p.messages, p.bytes)
+		close(p.done)
+	}
+}
+
+// abandon gives p up because its caller's context ended: what was not sent is answered, what only such callers wait for
+// is no longer tried, and the rest stays unknown.
+func (s *stream) abandon(p *publish, cause error) {
+	if s.abandonInFlight(p, cause) {
+		<-p.done // its requests were cut off, and end now
+	}
+}
+
+// abandonInFlight reports whether every message of p that is left will be answered at once.
+func (s *stream) abandonInFlight(p *publish, cause error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.abandoned = true
+	s.pending = slices.DeleteFunc(s.pending, func(it *item) bool {
+		if it.p != p {
+			return false
+		}
+		s.failOneLocked(it, &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Text: "the caller's time ran out before the message was sent", Cause: cause})
+		return true
+	})
+	all := true
+	for b := range s.batches {
+		mine, others := b.waitingFor(p)
+		switch {
+		case mine && others:
+			all = false
+		case mine:
+			b.cancel(cause)
+		}
+	}
+	return all
+}
+
+// waitingFor reports whether messages of p are left in b, and whether others are that somebody waits for.
+func (b *batch) waitingFor(p *publish) (mine, others bool) {
+	for _, it := range b.items {
+		if !it.done {
+			mine = mine || it.p == p
+			others = others || !it.p.abandoned
+		}
+	}
+	return mine, others
+}
+
+// partial copies what is known of p, which is not through.
+func (s *stream) partial(p *publish) ([]Published, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rs := slices.Clone(p.results)
+	unanswered := code.Maybe(code.QuorumLost, nil, "the caller's time ran out before the answer: the outcome is unknown")
+	for i := range rs {
+		if rs[i].Err == nil && rs[i].Address == 0 {
+			rs[i].Err = unanswered
+		}
+	}
+	return rs, firstError(rs)
+}
