@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -150,6 +152,7 @@ type consumer struct {
 	heldB    int
 	draining bool
 	ended    bool
+	unsent   []string // written by push, read when it has ended
 }
 
 func newConsumer(s streamService, stream *connect.BidiStream[tierqv1.ConsumeRequest, tierqv1.ConsumeResponse], m *tierqv1.ConsumeStart) (*consumer, error) {
@@ -189,12 +192,15 @@ func (c *consumer) run(ctx context.Context) error {
 	case err = <-pushed: // the home changed, or sending failed
 		cancel()
 		c.end()
-	case err = <-read: // the consumer closed its side
+	case err = <-read: // the consumer closed its side, or broke off
 		cancel()
 		c.end()
 		<-pushed
+		if err == nil {
+			c.release(slices.Collect(maps.Keys(c.held)))
+		}
 	}
-	c.releaseHeld()
+	c.release(c.unsent)
 	return err
 }
 
@@ -218,7 +224,9 @@ func (c *consumer) push(ctx context.Context) error {
 		ds, _, err := c.s.backend.Receive(call, r)
 		cancel()
 		if ctx.Err() != nil {
-			c.hold(ds)
+			for _, d := range ds {
+				c.unsent = append(c.unsent, d.Receipt)
+			}
 			return nil
 		}
 		if err != nil {
@@ -348,14 +356,9 @@ func (c *consumer) settleResults(ctx context.Context, m *tierqv1.ConsumeSettle) 
 	return resp.Msg.GetResults(), nil
 }
 
-// releaseHeld gives back what the stream still held, so that others get it at once.
-func (c *consumer) releaseHeld() {
-	c.mu.Lock()
-	receipts := make([]string, 0, len(c.held))
-	for r := range c.held {
-		receipts = append(receipts, r)
-	}
-	c.mu.Unlock()
+// release gives leases back without counting: after a clean close what the consumer did not settle, and always what
+// never left. A consumer that broke off may have seen its messages: their leases run out and count.
+func (c *consumer) release(receipts []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	for len(receipts) > 0 && ctx.Err() == nil {

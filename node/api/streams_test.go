@@ -1,0 +1,212 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/queue"
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/api/tierq/v1/tierqv1connect"
+	"github.com/tierq/tierq/queue/code"
+)
+
+func streamClient(t *testing.T, o Options) tierqv1connect.StreamServiceClient {
+	t.Helper()
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	tr := &http.Transport{Protocols: p}
+	t.Cleanup(tr.CloseIdleConnections)
+	return tierqv1connect.NewStreamServiceClient(&http.Client{Transport: tr}, serve(t, o).URL, connect.WithGRPC())
+}
+
+// TestPublishStreamKeepsOrder answers publishes in reverse and expects the stream's answers in order.
+func TestPublishStreamKeepsOrder(t *testing.T) {
+	const n = 20
+	var mu sync.Mutex
+	var arrived []string
+	all := make(chan struct{})
+	release := make([]chan struct{}, n)
+	for i := range release {
+		release[i] = make(chan struct{})
+	}
+	f := &slowBackend{publish: func(p Publish) (PublishReply, error) {
+		mu.Lock()
+		i := len(arrived)
+		arrived = append(arrived, string(p.Publish.Messages[0].Body))
+		if len(arrived) == n {
+			close(all)
+		}
+		mu.Unlock()
+		p.Queued()
+		<-release[i]
+		if i == 7 {
+			return PublishReply{}, &code.Error{Code: code.QueueFull, Effect: code.EffectNone}
+		}
+		return PublishReply{Result: queue.PublishResult{Code: code.OK, Messages: []queue.MessageResult{{Code: code.OK, Address: queue.Address(i + 1)}}}}, nil
+	}}
+	stream := streamClient(t, Options{Backend: f}).PublishStream(t.Context())
+	for i := range n {
+		require.NoError(t, stream.Send(&tierqv1.PublishRequest{Queue: "q", Messages: []*tierqv1.OutMessage{{Body: fmt.Append(nil, i)}}}))
+	}
+	<-all
+	for _, r := range slices.Backward(release) {
+		close(r)
+	}
+	for i := range n {
+		require.Equal(t, fmt.Sprint(i), arrived[i], "the backend saw the requests in order")
+		resp, err := stream.Receive()
+		require.NoError(t, err)
+		if i == 7 {
+			require.Equal(t, uint32(code.QueueFull), resp.GetRefused().GetCode())
+			continue
+		}
+		require.Equal(t, uint64(i+1), resp.GetPublished().GetResults()[0].GetAddress())
+	}
+	require.NoError(t, stream.CloseRequest())
+	_, err := stream.Receive()
+	require.Error(t, err)
+	require.NoError(t, stream.CloseResponse())
+}
+
+// slowBackend is fakeBackend without its unsynchronised call counter.
+type slowBackend struct {
+	Backend
+	publish func(Publish) (PublishReply, error)
+}
+
+func (f *slowBackend) Publish(_ context.Context, r Publish) (PublishReply, error) {
+	return f.publish(r)
+}
+
+// shelf is a backend that has messages 1..n and records what is out.
+type shelf struct {
+	Backend
+	mu       sync.Mutex
+	cond     *sync.Cond
+	next, n  int
+	out      map[string]bool
+	maxOut   int
+	acked    []string
+	released []string
+	moved    bool
+}
+
+func newShelf(n int) *shelf {
+	s := &shelf{n: n, out: map[string]bool{}}
+	s.cond = sync.NewCond(&s.mu)
+	return s
+}
+
+func (s *shelf) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch, error) {
+	stop := context.AfterFunc(ctx, s.cond.Broadcast)
+	defer stop()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.next == s.n && !s.moved && ctx.Err() == nil {
+		s.cond.Wait()
+	}
+	if s.moved {
+		return nil, 0, &code.Error{Code: code.NotOwner, Effect: code.EffectNone, HomeAPI: "elsewhere:1"}
+	}
+	var ds []Delivery
+	for ; len(ds) < r.Max && s.next < s.n; s.next++ {
+		d := Delivery{Receipt: fmt.Sprint("r", s.next), Message: queue.StoredMessage{Address: queue.Address(s.next + 1), Body: make([]byte, 10)}}
+		s.out[d.Receipt] = true
+		ds = append(ds, d)
+	}
+	s.maxOut = max(s.maxOut, len(s.out))
+	return ds, 1, nil
+}
+
+func (s *shelf) Settle(_ context.Context, r Settle) ([]SettleResult, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, rc := range r.Receipts {
+		delete(s.out, rc)
+	}
+	if r.Kind == SettleRelease {
+		s.released = append(s.released, r.Receipts...)
+	} else {
+		s.acked = append(s.acked, r.Receipts...)
+	}
+	s.cond.Broadcast()
+	return make([]SettleResult, len(r.Receipts)), nil
+}
+
+// TestConsumeWindow acks some, then leaves: what is out never exceeds the window, and what is left is released.
+func TestConsumeWindow(t *testing.T) {
+	s := newShelf(100)
+	stream := streamClient(t, Options{Backend: s}).Consume(t.Context())
+	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q", WindowMessages: 8}}}))
+	first, err := stream.Receive()
+	require.NoError(t, err)
+	require.Equal(t, uint32(8), first.GetStarted().GetWindowMessages())
+	got, id := 0, uint64(0)
+	for got < 40 {
+		resp, err := stream.Receive()
+		require.NoError(t, err)
+		var receipts []string
+		for _, m := range resp.GetMessages().GetMessages() {
+			receipts = append(receipts, m.GetReceipt())
+		}
+		if len(receipts) == 0 {
+			continue
+		}
+		got += len(receipts)
+		id++
+		require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: &tierqv1.ConsumeSettle{Id: id, Kind: "ack", Receipts: receipts}}}))
+	}
+	require.NoError(t, stream.CloseRequest())
+	for err == nil {
+		_, err = stream.Receive()
+	}
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.out) == 0 && len(s.acked)+len(s.released) == s.next
+	}, 5*time.Second, time.Millisecond)
+	require.LessOrEqual(t, s.maxOut, 8)
+	require.GreaterOrEqual(t, len(s.acked), 40)
+}
+
+// TestConsumeMoved ends the stream with the new home's address.
+func TestConsumeMoved(t *testing.T) {
+	s := newShelf(0)
+	stream := streamClient(t, Options{Backend: s}).Consume(t.Context())
+	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q"}}}))
+	_, err := stream.Receive()
+	require.NoError(t, err)
+	s.mu.Lock()
+	s.moved = true
+	s.mu.Unlock()
+	s.cond.Broadcast()
+	_, err = stream.Receive()
+	require.Equal(t, "elsewhere:1", wireDetail(t, err).HomeApi)
+	require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
+}
+
+func TestConsumeRefusesBadStart(t *testing.T) {
+	c := streamClient(t, Options{Backend: newShelf(0)})
+	for name, req := range map[string]*tierqv1.ConsumeRequest{
+		"not start":  {Request: &tierqv1.ConsumeRequest_Drain{Drain: true}},
+		"big window": {Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q", WindowMessages: 1 << 20}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stream := c.Consume(t.Context())
+			require.NoError(t, stream.Send(req))
+			_, err := stream.Receive()
+			require.Equal(t, uint32(code.InvalidArgument), wireDetail(t, err).Code)
+			_ = stream.CloseRequest()
+			_ = stream.CloseResponse()
+		})
+	}
+}
