@@ -52,9 +52,8 @@ func (t *tx) groupCommand(c *Group, r *Result) {
 	r.describe(g)
 }
 
-// ownConfig fills in defaults, and shares no memory with a command.
+// ownConfig shares no memory with a command. Defaults are filled in by the proposer: those of a binary are not state.
 func ownConfig(c GroupConfig) GroupConfig {
-	c.EnsureDefaults()
 	c.DelaysMs = append([]uint64(nil), c.DelaysMs...)
 	return c
 }

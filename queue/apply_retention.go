@@ -59,7 +59,6 @@ func (t *tx) setOptions(c *Retention) {
 	if c.Options != nil {
 		version := m.Options.Version
 		m.Options = *c.Options
-		m.Options.EnsureDefaults()
 		m.Options.Version = version + 1
 	}
 	m.Retired = m.Retired || c.Retire

@@ -205,6 +205,31 @@ func (t *tx) takeRange(s *rangeSet, a Address) (laneRange, bool) {
 	return laneRange{a, last}, true
 }
 
+// takeRanges removes the ranges that begin in from..to, which lie in one lane, and returns the end of the last one, or
+// to. Nothing of the lane lies below from.
+func (t *tx) takeRanges(s *rangeSet, from, to Address) Address {
+	l := laneOf(from)
+	top := &s.top[l]
+	if top.last < from {
+		return to
+	}
+	end := to
+	it := openIter(t.r, appendDoneKey(nil, s.id, l, from), appendDoneKey(nil, s.id, l, to+1))
+	defer it.Close()
+	for ok := it.First(); ok; ok = it.Next() {
+		end = max(end, rangeAt(it).last)
+		t.deleteRange(s, l, Address(lastU64(it.Key())))
+	}
+	check(it.Err())
+	if top.first <= to {
+		end = max(end, top.last)
+		t.deleteRange(s, l, top.first)
+		*top = laneRange{}
+		s.dirty &^= 1 << l
+	}
+	return end
+}
+
 func (t *tx) deleteRange(s *rangeSet, l int, first Address) {
 	s.writes++
 	t.b.Delete(appendDoneKey(t.key[:0], s.id, l, first))

@@ -211,7 +211,7 @@ func (t *tx) freeFrom(g *group, a Address) Address {
 		if !ok {
 			return a
 		}
-		a = r.last + lanes
+		a = t.takeRanges(g.done, a, r.last) + lanes
 	}
 }
 

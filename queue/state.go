@@ -17,6 +17,10 @@ const NewShardFormatLevel = 2
 // maxFormatLevel is the highest level that this version can apply.
 const maxFormatLevel = 2
 
+// initialOptions are those of a shard until its first options command. They are part of the format, unlike defaults.
+var initialOptions = QueueOptions{MaxBodyBytes: 1 << 20, MaxBytes: 16 << 30, MaxDelayMs: 30 * 24 * 3600 * 1000,
+	DedupMs: 5 * 60 * 1000, Partitions: 1}
+
 // Options of a QueueStateMachine are per process; they change nothing of what is stored.
 type Options struct {
 	// ProducerCache bounds the producers kept decoded in memory.
@@ -144,7 +148,7 @@ func loadMeta(r store.Reader) metaValue {
 	check(err)
 	if !found {
 		m.FormatLevel, m.nextGroup = NewShardFormatLevel, 1
-		m.Options.EnsureDefaults()
+		m.Options = initialOptions
 	}
 	return m
 }
