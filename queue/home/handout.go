@@ -24,6 +24,7 @@ const (
 	paused                       // the group or the queue is
 	gated                        // something is ready, but the home may not start deliveries
 	overtracked                  // the look-ahead is used up by retrying and blocked messages
+	reading                      // the end of what may be ready is not reached
 )
 
 // take leases ready messages to one consumer and appends them to out. Each is in the ledger, leased, when take
@@ -63,8 +64,11 @@ func (l *Ledger) take(t take, now time.Duration, stamp queue.Stamp, out []Delive
 		out = append(out, l.lend(e, m, t, now, stamp))
 		n--
 	}
-	if l.full() {
+	switch {
+	case l.full():
 		return out, overtracked, nil
+	case l.unread:
+		return out, reading, nil
 	}
 	return out, nothing, nil
 }

@@ -15,6 +15,7 @@ const (
 	lookAheadKeyed = 16_384
 	lookAhead      = 131_072
 	readAhead      = 256 // messages of one read
+	maxPages       = 8   // reads of one pick
 	straggleGap    = 4096
 	straggleEvery  = 5 * time.Second
 	sweepEvery     = time.Second
@@ -81,6 +82,7 @@ type Ledger struct {
 	counters counters
 
 	scan      queue.Address // everything below was read
+	unread    bool          // pick stopped before it found anything, or the end
 	straggle  queue.Address // parked stragglers below were read, after scan had passed them
 	straggled time.Duration // when
 

@@ -191,7 +191,7 @@ func (g *group) dismiss(w *waiter) {
 
 // dismissShort answers receives that do not wait, unless the home lease is on its way.
 func (g *group) dismissShort() {
-	if g.waiters.shorts == 0 || g.why == gated {
+	if g.waiters.shorts == 0 || g.why == gated || g.why == reading {
 		return
 	}
 	for w := g.waiters.first; w != nil; {

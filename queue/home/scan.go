@@ -15,8 +15,11 @@ import (
 
 // pick takes the next message that may be handed out now out of its structure; nil if there is none. Messages that
 // were given back or failed go first, by not-before and address, then delayed ones that are due, then fresh ones.
+//
+// It reads a bounded number of pages; unread says that it stopped there, and the caller should come again.
 func (l *Ledger) pick(now time.Duration, stamp queue.Stamp) (*entry, error) {
-	for {
+	l.unread = false
+	for pages := 0; ; pages++ {
 		if e := l.timed.peek(); e != nil && e.notBefore <= stamp {
 			l.timed.remove(e)
 			return e, nil
@@ -29,6 +32,9 @@ func (l *Ledger) pick(now time.Duration, stamp queue.Stamp) (*entry, error) {
 		}
 		if e := l.fresh.pop(); e != nil {
 			return e, nil
+		}
+		if l.unread = pages == maxPages; l.unread {
+			return nil, nil
 		}
 		if more, err := l.readAhead(now, stamp); err != nil || !more {
 			return nil, err

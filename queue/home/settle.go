@@ -242,7 +242,13 @@ func (l *Ledger) acked(o *op, s queue.AckState) {
 func (l *Ledger) expired(o *op, r queue.ExpireResult, again bool, now time.Duration) error {
 	e := o.e
 	e.exp = nil
-	if !r.Applied && !(again && r.Change == o.expire.Change+1) {
+	ours := r.Applied || again && !r.Finished && r.Change == o.expire.Change+1
+	if postponed := o.expire.Kind == queue.ExpireDead && !r.Dead && r.Change == o.expire.Change; postponed && !ours && !r.Finished {
+		e.exp, o.batch = o, nil // the command had parked enough: propose it again
+		l.expires.add(o, now)
+		return nil
+	}
+	if !ours {
 		return l.skipped(o, r)
 	}
 	e.change = r.Change
@@ -456,7 +462,7 @@ func (l *Ledger) nextEvent(now time.Duration, stamp queue.Stamp, waiting bool) t
 	if !l.keyed && l.straggle < l.scan {
 		soon(l.straggled + straggleEvery)
 	}
-	if len(l.recheck) > 0 {
+	if len(l.recheck) > 0 || l.unread {
 		return now
 	}
 	if l.disorderSeen != l.marks.disorder.Load() || l.delayedSeen != l.delayedMark() {
