@@ -43,7 +43,7 @@ type Options struct {
 	// ignore it and live in dragonboat's directory.
 	Dir string
 
-	// Kind selects the implementation. Defaults to KindPebble until KindOwn is complete.
+	// Kind selects the implementation. Defaults to KindOwn.
 	Kind Kind
 
 	// HostID is written into every segment's header; a segment of another host is refused, so that
@@ -119,7 +119,7 @@ type SpaceReport struct {
 // EnsureDefaults fills in the fields that have a default and are zero.
 func (o *Options) EnsureDefaults() {
 	if o.Kind == "" {
-		o.Kind = KindPebble
+		o.Kind = KindOwn
 	}
 	if o.LowSpaceBytes == 0 {
 		o.LowSpaceBytes = 1 << 30

@@ -20,7 +20,6 @@ const (
 	batchHeaderSize = 32
 	batchAlign      = 8
 	recordHeadSize  = 9 // length u32, crc u32, type u8
-	minSegmentBytes = 1 << 20
 )
 
 // recordType says what a record holds. Part of the format; do not renumber.
