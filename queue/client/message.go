@@ -48,6 +48,8 @@ type Published struct {
 	DataCopies uint32
 	// Warning rides beside success, for example FOLLOWER_LAG; 0: none.
 	Warning code.Code
+	// Elapsed is the time from the message's entry into the buffer to its answer.
+	Elapsed time.Duration
 	// Err is why the message was not stored (EffectNone) or may have been (EffectMaybe).
 	Err *code.Error
 }

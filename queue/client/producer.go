@@ -101,7 +101,8 @@ func (c *Client) openPublishes() []*publish {
 type publish struct {
 	opts     PublishOptions
 	deadline time.Time
-	messages int // as taken from the buffer
+	began    time.Time // when its room in the buffer was taken
+	messages int       // as taken from the buffer
 	bytes    int64
 	stream   *stream
 
@@ -157,7 +158,7 @@ func (c *Client) enqueue(ctx context.Context, queue string, p *publish, msgs []M
 		}
 		return e
 	}
-	p.stream = s
+	p.stream, p.began = s, time.Now()
 	s.add(p, msgs)
 	return nil
 }

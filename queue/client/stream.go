@@ -606,6 +606,7 @@ func (s *stream) resolveLocked(it *item, r Published) {
 	}
 	it.done = true
 	p := it.p
+	r.Elapsed = time.Since(p.began)
 	p.results[it.i] = r
 	if p.left--; p.left == 0 {
 		delete(s.publishes, p)
