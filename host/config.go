@@ -115,6 +115,8 @@ type Config struct {
 	OnSpace func(wal.SpaceReport)
 	// OnPoisoned is called when a replica of this host was stopped because it cannot apply a committed entry.
 	OnPoisoned func(shard uint64, err error)
+
+	newMachine func(s *states, run *running) (*machine, error) // tests only
 }
 
 // EnsureDefaults fills in the fields that have a default and are zero.

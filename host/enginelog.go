@@ -24,7 +24,11 @@ func routeEngineLog(to *zap.Logger) error {
 			}
 		}()
 		logger.SetLoggerFactory(func(pkg string) logger.ILogger {
-			return &engineLog{to.Named("raft." + pkg).WithOptions(zap.AddCallerSkip(2)).Sugar()}
+			l := &engineLog{to: to.Named("raft." + pkg).WithOptions(zap.AddCallerSkip(2)).Sugar(), errors: zapcore.WarnLevel}
+			if pkg == "transport" {
+				l.errors = zapcore.DebugLevel // a host that is gone; the peer API says so, once
+			}
+			return l
 		})
 	})
 	return engineLogErr
@@ -32,7 +36,10 @@ func routeEngineLog(to *zap.Logger) error {
 
 // engineLog is one package's log. The engine reports each election, each dropped proposal and each lost connection as a
 // warning or worse; these are an ordinary day, so all but its errors are quieted by one level.
-type engineLog struct{ to *zap.SugaredLogger }
+type engineLog struct {
+	to     *zap.SugaredLogger
+	errors zapcore.Level
+}
 
 func (l *engineLog) SetLevel(logger.LogLevel)          { /* the zap core decides */ }
 func (l *engineLog) Debugf(format string, args ...any) {}
@@ -40,7 +47,7 @@ func (l *engineLog) Infof(format string, args ...any)  { l.to.Logf(zapcore.Debug
 func (l *engineLog) Warningf(format string, args ...any) {
 	l.to.Logf(zapcore.DebugLevel, format, args...)
 }
-func (l *engineLog) Errorf(format string, args ...any) { l.to.Logf(zapcore.WarnLevel, format, args...) }
+func (l *engineLog) Errorf(format string, args ...any) { l.to.Logf(l.errors, format, args...) }
 
 // Panicf must not return: the engine relies on it.
 func (l *engineLog) Panicf(format string, args ...any) {

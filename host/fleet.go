@@ -88,6 +88,23 @@ func (h *RaftHost) joinFleet(ctx context.Context) {
 	}
 }
 
+// checkFleet refuses to start with the data of one fleet among the hosts of another: their replicas would mix. Hosts that do
+// not answer cannot tell, and are asked again with every request.
+func (h *RaftHost) checkFleet() error {
+	own := h.fleetName()
+	if own == "" {
+		return nil
+	}
+	for id, a := range h.helloAll(h.ctx) {
+		if a.FleetId != "" && a.FleetId != own {
+			spec, _ := h.cfg.host(id)
+			return fmt.Errorf("data directory %s belongs to fleet %s, but host %d at %s belongs to fleet %s: check the list of hosts and the data directory",
+				h.cfg.DataDir, own, id, spec.PeerAddr, a.FleetId)
+		}
+	}
+	return nil
+}
+
 // findFleet asks the others until one names its fleet, or all of the catalog's first full hosts know of none and this is one
 // of them. It returns false when ctx ends.
 func (h *RaftHost) findFleet(ctx context.Context) bool {
@@ -147,7 +164,7 @@ func (h *RaftHost) askFleet(ctx context.Context, members []catalog.Replica) (fun
 	return func(id *identity) { id.setMembers(members) }, nil
 }
 
-// helloAll asks every other host of the list who it is.
+// helloAll asks every other host of the list who it is, at the address that the list has.
 func (h *RaftHost) helloAll(ctx context.Context) map[uint64]*peerv1.HelloResponse {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
@@ -159,14 +176,14 @@ func (h *RaftHost) helloAll(ctx context.Context) map[uint64]*peerv1.HelloRespons
 			continue
 		}
 		asked.Go(func() {
-			resp, err := h.peers.Service(spec.ID).Hello(ctx, connect.NewRequest(&peerv1.HelloRequest{}))
+			resp, err := h.peers.HelloAt(ctx, spec.ID, spec.PeerAddr)
 			if err != nil {
 				h.log.Debug("no answer", zap.Uint64("peer", spec.ID), zap.Error(err))
 				return
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			answers[spec.ID] = resp.Msg
+			answers[spec.ID] = resp
 		})
 	}
 	asked.Wait()
@@ -432,13 +449,19 @@ func (h *RaftHost) ProposeCatalog(ctx context.Context, c catalog.Command) (catal
 			e = &code.Error{Code: code.Internal, Effect: code.EffectMaybe, Cause: err}
 		}
 		effect = max(effect, e.Effect)
-		if ctx.Err() == nil && (e.Effect == code.EffectMaybe || e.Code.Info().Class == code.ClassTransient) && h.ctx.Err() == nil {
+		if ctx.Err() == nil && h.ctx.Err() == nil && worthRepeating(e) {
 			pause(ctx, 20*time.Millisecond)
 			continue
 		}
 		e.Effect = effect
 		return catalog.Result{}, e
 	}
+}
+
+// worthRepeating says whether another attempt may succeed: another host may answer, or the same a little later. NOT_REPLICA is
+// what a host says that is starting.
+func worthRepeating(e *code.Error) bool {
+	return e.Effect == code.EffectMaybe || e.Code == code.NotReplica || e.Code.Info().Class == code.ClassTransient
 }
 
 func (h *RaftHost) proposeCatalogOnce(ctx context.Context, command []byte) (catalog.Result, error) {

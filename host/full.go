@@ -44,6 +44,9 @@ type machine struct {
 
 // machine returns the state machine of a full replica.
 func (s *states) machine(run *running) (*machine, error) {
+	if s.h.cfg.newMachine != nil {
+		return s.h.cfg.newMachine(s, run)
+	}
 	return nil, errors.New("this build has no state machine of queues yet")
 }
 

@@ -120,6 +120,9 @@ func Open(cfg Config) (_ *RaftHost, err error) {
 	if err := h.openPeers(); err != nil {
 		return nil, err
 	}
+	if err := h.checkFleet(); err != nil {
+		return nil, err
+	}
 	return h, h.openEngine()
 }
 

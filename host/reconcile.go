@@ -41,7 +41,7 @@ func (h *RaftHost) signalApplied() {
 
 // reconcileLoop makes this host run what the catalog says, on every change and every few seconds.
 func (h *RaftHost) reconcileLoop(ctx context.Context) {
-	said := make(map[uint64]string)
+	said := make(map[uint64]*complaint)
 	for {
 		h.reconcile(ctx, said)
 		h.findSilent()
@@ -70,7 +70,7 @@ func (h *RaftHost) findSilent() {
 
 // reconcile goes through the shards of this host once. One that fails does not stop the others; what it says is logged when it
 // changes.
-func (h *RaftHost) reconcile(ctx context.Context, said map[uint64]string) {
+func (h *RaftHost) reconcile(ctx context.Context, said map[uint64]*complaint) {
 	for _, p := range h.ownPlacements() {
 		if ctx.Err() != nil {
 			return
@@ -78,19 +78,46 @@ func (h *RaftHost) reconcile(ctx context.Context, said map[uint64]string) {
 		item, cancel := context.WithTimeout(ctx, itemTimeout)
 		err := h.reconcileShard(item, p)
 		cancel()
-		text := ""
-		if err != nil {
-			text = err.Error()
-		}
-		if text != said[p.Shard] && ctx.Err() == nil && !errors.Is(err, errBusyReplica) {
-			if said[p.Shard] = text; err != nil {
-				h.log.Warn("shard is not as the catalog has it yet", zap.Uint64("shard", p.Shard), zap.Error(err))
-			}
+		if ctx.Err() == nil {
+			h.complain(said, p.Shard, err)
 		}
 		if errors.Is(err, errBusyReplica) {
 			h.pokeLater(ctx)
 		}
 	}
+}
+
+// complaint is what one shard's last rounds said.
+type complaint struct {
+	text  string
+	since time.Time
+	said  bool
+}
+
+// complainAfter is how long something that passes, like an election, may last before it is a warning.
+const complainAfter = 10 * time.Second
+
+// complain logs what a round said of a shard: once, and what may pass by itself only when it does not.
+func (h *RaftHost) complain(said map[uint64]*complaint, shard uint64, err error) {
+	c, known := said[shard]
+	if err == nil {
+		if known && c.said {
+			h.log.Info("shard is as the catalog has it", zap.Uint64("shard", shard))
+		}
+		delete(said, shard)
+		return
+	}
+	if !known || c.text != err.Error() {
+		c = &complaint{text: err.Error(), since: time.Now()}
+		said[shard] = c
+	}
+	var coded *code.Error
+	passing := errors.Is(err, errBusyReplica) || errors.As(err, &coded) && coded.Code.Info().Class == code.ClassTransient
+	if c.said || passing && time.Since(c.since) < complainAfter {
+		return
+	}
+	c.said = true
+	h.log.Warn("shard is not as the catalog has it", zap.Uint64("shard", shard), zap.Error(err))
 }
 
 // pokeLater wakes the loop a little later.

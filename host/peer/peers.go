@@ -81,6 +81,7 @@ type Peers struct {
 	cfg       Config
 	log       *zap.Logger
 	processID uint64
+	begun     time.Time
 	mux       *http.ServeMux
 	server    *http.Server
 	transport *http.Transport
@@ -101,6 +102,7 @@ func New(cfg Config) *Peers {
 		cfg:       cfg,
 		log:       cfg.Logger.Named("peer"),
 		processID: rand.Uint64() | 1,
+		begun:     time.Now(),
 		mux:       http.NewServeMux(),
 		clients:   make(map[uint64]*http.Client),
 		others:    make(map[uint64]*other),
@@ -187,14 +189,32 @@ func (p *Peers) Service(hostID uint64) peerv1connect.PeerServiceClient {
 	return peerv1connect.NewPeerServiceClient(c, url)
 }
 
+// HelloAt asks who answers at an address; it must be the host. Its errors are *code.Error.
+func (p *Peers) HelloAt(ctx context.Context, hostID uint64, address string) (*peerv1.HelloResponse, error) {
+	c := &http.Client{Transport: &dialer{p: p, hostID: hostID, address: address}}
+	resp, err := peerv1connect.NewPeerServiceClient(c, "http://"+address).Hello(ctx, connect.NewRequest(&peerv1.HelloRequest{}))
+	if err != nil {
+		return nil, FromConnect(err)
+	}
+	return resp.Msg, nil
+}
+
 // dialer sends a request to where a host is now, with the handshake, and checks that it is the host.
 type dialer struct {
-	p      *Peers
-	hostID uint64
+	p       *Peers
+	hostID  uint64
+	address string // "": where Config.Address says
+}
+
+func (d *dialer) locate() (string, bool) {
+	if d.address != "" {
+		return d.address, true
+	}
+	return d.p.cfg.Address(d.hostID)
 }
 
 func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
-	address, ok := d.p.cfg.Address(d.hostID)
+	address, ok := d.locate()
 	if !ok {
 		return nil, code.New(code.UnknownHost, "the address of host %d is not known", d.hostID)
 	}
@@ -205,20 +225,20 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.check(address, resp.Header); err != nil {
+	if err := d.check(address, r.URL.Path, resp.Header); err != nil {
 		resp.Body.Close()
 		return nil, err
 	}
 	return resp, nil
 }
 
-// check refuses an answer that is not from the host, or not from this fleet.
-func (d *dialer) check(address string, header http.Header) error {
+// check refuses an answer that is not from the host, or not from this fleet; Hello asks for the fleet, so its answer may be.
+func (d *dialer) check(address, path string, header http.Header) error {
 	if got := header.Get(hostHeader); got != strconv.FormatUint(d.hostID, 10) {
 		return code.New(code.WrongFleet, "%s answers as host %q, not as host %d: check the addresses", address, got, d.hostID)
 	}
 	own, theirs := d.p.cfg.Fleet(), header.Get(fleetHeader)
-	if own != "" && theirs != "" && own != theirs {
+	if path != peerv1connect.PeerServiceHelloProcedure && own != "" && theirs != "" && own != theirs {
 		return wrongFleet(fmt.Sprintf("host %d at %s", d.hostID, address), own, theirs)
 	}
 	return nil

@@ -208,8 +208,9 @@ func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardRepor
 
 // noteLocked logs that a host went silent or came back, once each.
 func (p *Peers) noteLocked(hostID uint64, o *other, err error) {
-	switch down := err != nil && time.Since(o.heard) >= p.cfg.Silence; {
-	case down && !o.down && p.ctx.Err() == nil:
+	silent := time.Since(p.begun) >= 2*p.cfg.Silence && time.Since(o.heard) >= p.cfg.Silence
+	switch {
+	case err != nil && silent && !o.down && p.ctx.Err() == nil:
 		o.down = true
 		p.log.Warn("host is silent", zap.Uint64("peer", hostID), zap.Error(err))
 	case err == nil && o.down:
