@@ -122,23 +122,27 @@ func Open(shard *store.Shard, opts Options) (s *QueueStateMachine, err error) {
 	return s, nil
 }
 
-// Reload reads everything again from the keys, as Open does. Call it in place of Apply, after an install.
-func (s *QueueStateMachine) Reload() (err error) {
+// Reload reads everything again from the keys, as Open does.
+func (s *QueueStateMachine) Reload() error { return s.ReloadAfter(func() error { return nil }) }
+
+// ReloadAfter lets change replace the keys (the switch to an installed incarnation) and reads everything again from
+// them. No read sees the one without the other. Call it in place of Apply. After an error the machine is unusable.
+func (s *QueueStateMachine) ReloadAfter(change func() error) (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("open state of shard %d: %w", s.shard.ID(), err)
 		}
+		s.broken = err
 	}()
 	defer recoverFault(&err)
-	meta := loadMeta(s.shard)
-	groups, ids, names := loadGroups(s.shard)
-	gone := loadRangeSet(s.shard, goneSet)
-	s.mu.Lock()
-	s.meta, s.groups, s.ids, s.names, s.gone = meta, groups, ids, names, gone
-	s.mu.Unlock()
+	check(change())
+	s.meta = loadMeta(s.shard)
+	s.groups, s.ids, s.names = loadGroups(s.shard)
+	s.gone = loadRangeSet(s.shard, goneSet)
 	s.producers = make(map[Producer]*producerValue)
 	s.dedupFrom, s.opFrom, s.useFrom = 0, 0, 0
-	s.broken = nil
 	return nil
 }
 

@@ -1,0 +1,148 @@
+package replica
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	sm "github.com/lni/dragonboat/v4/statemachine"
+
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/store"
+)
+
+// prepared is a state at one index, to be streamed.
+type prepared struct {
+	index       queue.Index
+	formatLevel uint32
+	snapshot    *store.Snapshot
+}
+
+// PrepareSnapshot implements IOnDiskStateMachine. No Update runs meanwhile, so index and snapshot belong together. It
+// never fails: a failed one would leave the follower without a second try.
+func (r *Replica) PrepareSnapshot() (any, error) {
+	m := r.machine.Load()
+	meta := m.Meta()
+	return &prepared{index: meta.Applied, formatLevel: meta.FormatLevel, snapshot: m.Shard().Snapshot()}, nil
+}
+
+// SaveSnapshot implements IOnDiskStateMachine. It returns an error of w as it is, ErrSnapshotStopped when stopped, and
+// ErrSnapshotAborted in place of any other.
+func (r *Replica) SaveSnapshot(ctx any, w io.Writer, stopc <-chan struct{}) error {
+	p := ctx.(*prepared)
+	defer func() { _ = p.snapshot.Close() }()
+	out := &errWriter{w: w}
+	err := r.save(p, out, stopc)
+	switch {
+	case err == nil:
+		return nil
+	case out.err != nil:
+		return out.err
+	case stopped(stopc):
+		return sm.ErrSnapshotStopped
+	}
+	if r.opts.OnSaveFailed != nil {
+		r.opts.OnSaveFailed(r.shard, r.replica, err)
+	}
+	return sm.ErrSnapshotAborted
+}
+
+func (r *Replica) save(p *prepared, w io.Writer, stopc <-chan struct{}) (err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			err = fmt.Errorf("panic while a snapshot is saved: %v", x)
+		}
+	}()
+	if r.opts.MaySave != nil {
+		if err := r.opts.MaySave(r.shard, r.replica); err != nil {
+			return err
+		}
+	}
+	each := func(f func(key, value []byte) error) error { return eachKey(p.snapshot, f) }
+	return r.opts.Installer.Save(w, r.shard, uint64(p.index), p.formatLevel, each, stopc)
+}
+
+// eachKey walks a snapshot in order of key.
+func eachKey(s *store.Snapshot, f func(key, value []byte) error) error {
+	it, err := s.NewIter(nil, nil)
+	if err != nil {
+		return err
+	}
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := it.Value()
+		if err == nil {
+			err = f(it.Key(), v)
+		}
+		if err != nil {
+			return errors.Join(err, it.Close())
+		}
+	}
+	return errors.Join(it.Err(), it.Close())
+}
+
+// errWriter remembers the writer's own error.
+type errWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (w *errWriter) Write(b []byte) (int, error) {
+	n, err := w.w.Write(b)
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+	return n, err
+}
+
+func stopped(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// RecoverFromSnapshot implements IOnDiskStateMachine: it streams the state into a new incarnation, switches to it in
+// one batch, and waits until it is durable. The old state is whole, and read from, until then. A stream that is not
+// newer than the state changes nothing.
+func (r *Replica) RecoverFromSnapshot(from io.Reader, done <-chan struct{}) error {
+	index, err := r.install(from, done)
+	if err != nil {
+		r.waitStuck(fmt.Errorf("install a snapshot of shard %d: %w", r.shard, err), "", done)
+		return sm.ErrSnapshotStopped
+	}
+	if r.opts.OnInstalled != nil {
+		r.opts.OnInstalled(r.shard, r.replica, index)
+	}
+	return nil
+}
+
+func (r *Replica) install(from io.Reader, done <-chan struct{}) (index queue.Index, err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			err = fmt.Errorf("panic: %v", x)
+		}
+	}()
+	m := r.machine.Load()
+	into, err := m.Shard().BeginInstall()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, into.Abort()) }()
+	at, err := r.opts.Installer.Load(from, r.shard, into.Set, done)
+	if err != nil {
+		return 0, err
+	}
+	if queue.Index(at) <= m.Meta().Applied {
+		return m.Meta().Applied, nil
+	}
+	if err := m.ReloadAfter(into.Finish); err != nil {
+		return 0, err
+	}
+	if got := m.Meta().Applied; got != queue.Index(at) {
+		return 0, fmt.Errorf("the stream says index %d, its keys say %s", at, got)
+	}
+	m.Shard().Sync()
+	return queue.Index(at), nil
+}
