@@ -3,7 +3,9 @@ package home
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,8 +38,10 @@ type fakeReplica struct {
 	cut     bool // reaches no leader
 	keeper  *Keeper
 	// fate, when set, decides what becomes of a proposal.
-	fate func(queue.Command) fate
-	seen []queue.Command // everything proposed here
+	fate  func(queue.Command) fate
+	seen  []queue.Command // everything proposed here
+	at    []time.Duration // when
+	reads atomic.Int64    // ReadIndexes asked here
 }
 
 type fate int
@@ -91,7 +95,7 @@ func (p *fakeReplica) restart() *Keeper {
 
 func (p *fakeReplica) propose(ctx context.Context, cmd queue.Command) (queue.Result, error) {
 	p.raft.mu.Lock()
-	p.seen = append(p.seen, cmd)
+	p.seen, p.at = append(p.seen, cmd), append(p.at, p.raft.boot())
 	f := fateCommit
 	if p.fate != nil {
 		f = p.fate(cmd)
@@ -186,7 +190,15 @@ func (p *fakeReplica) setFate(f func(queue.Command) fate) {
 	p.fate = f
 }
 
+// times lists when commands were proposed here.
+func (p *fakeReplica) times() []time.Duration {
+	p.raft.mu.Lock()
+	defer p.raft.mu.Unlock()
+	return slices.Clone(p.at)
+}
+
 func (p *fakeReplica) readIndex(ctx context.Context) error {
+	p.reads.Add(1)
 	p.raft.mu.Lock()
 	cut, at := p.cut || p.raft.noQuorum, len(p.raft.log)
 	p.raft.mu.Unlock()

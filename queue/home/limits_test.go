@@ -1,0 +1,218 @@
+package home
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+func TestInFlightLimits(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{MaxInFlight: 5, MaxInFlightPerConsumer: 3})
+		r.send(10)
+		one := get(t, k, ReceiveRequest{Max: 10, Consumer: "one"})
+		require.Len(t, one, 3)
+		_, err := k.Receive(within(time.Second), "g", ReceiveRequest{Max: 10, Consumer: "one"})
+		require.Equal(t, code.ConsumerLimit, refusal(t, err))
+		// A consumer at its limit does not stand in the way of others.
+		parked := receiveLater(k, ReceiveRequest{Max: 10, Consumer: "one", Wait: 20 * time.Second})
+		synctest.Wait()
+		require.Len(t, get(t, k, ReceiveRequest{Max: 10, Consumer: "two"}), 2)
+		_, err = k.Receive(within(time.Second), "g", ReceiveRequest{Max: 10})
+		require.Equal(t, code.ConsumerLimit, refusal(t, err))
+		s := k.Stats()[0]
+		require.Equal(t, 5, s.Leased)
+		require.Equal(t, []ConsumerStats{{Name: "one", Leased: 3}, {Name: "two", Leased: 2}}, s.Consumers)
+		require.Equal(t, []code.Code{code.OK}, ack(t, k, one[0].Receipt))
+		require.Len(t, (<-parked).ds, 1)
+	})
+}
+
+func TestMaxBytes(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		r.send(5, func(m *queue.Message) { m.Body = make([]byte, 100) })
+		require.Len(t, get(t, k, ReceiveRequest{Max: 10, MaxBytes: 250}), 2)
+		one := get(t, k, ReceiveRequest{Max: 10, MaxBytes: 1})
+		require.Len(t, one, 1, "the first whatever its size")
+		require.EqualValues(t, 3, one[0].Message.Address, "in order")
+	})
+}
+
+func TestSingleActiveConsumer(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{SingleActiveConsumer: true})
+		_, err := k.Receive(within(time.Second), "g", ReceiveRequest{})
+		require.Equal(t, code.InvalidArgument, refusal(t, err))
+		r.send(3)
+		d := get(t, k, ReceiveRequest{Consumer: "one"})[0]
+		parked := receiveLater(k, ReceiveRequest{Consumer: "two", Wait: 20 * time.Second})
+		synctest.Wait()
+		require.Len(t, get(t, k, ReceiveRequest{Consumer: "one"}), 1)
+		require.Equal(t, []code.Code{code.OK}, ack(t, k, d.Receipt))
+		pass(15 * time.Second)
+		select {
+		case got := <-parked:
+			t.Fatalf("two got %v while one holds a message", bodies(got.ds))
+		default:
+		}
+		require.Empty(t, (<-parked).ds)
+		pass(time.Minute) // one's lease ran out and it has gone
+		require.Len(t, get(t, k, ReceiveRequest{Consumer: "two"}), 1)
+		require.Empty(t, get(t, k, ReceiveRequest{Consumer: "one"}))
+	})
+}
+
+func TestPause(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		id := r.create("g", r.replicas[0], queue.GroupConfig{Paused: true})
+		r.send(1)
+		_, err := k.Receive(within(time.Second), "g", ReceiveRequest{})
+		require.Equal(t, code.GroupPaused, refusal(t, err))
+		parked := receiveLater(k, ReceiveRequest{Wait: 20 * time.Second})
+		synctest.Wait()
+		begun := r.boot()
+		r.must(&queue.Group{Stamp: r.stamp(), Op: queue.GroupConfigure, ID: id})
+		require.Len(t, (<-parked).ds, 1)
+		require.Equal(t, begun, r.boot())
+	})
+}
+
+func TestWaiterBound(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		k.o.MaxWaiters = 1
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		parked := receiveLater(k, ReceiveRequest{Wait: time.Second})
+		synctest.Wait()
+		_, err := k.Receive(within(time.Second), "g", ReceiveRequest{Wait: time.Second})
+		require.Equal(t, code.MaxWaitingPulls, refusal(t, err))
+		<-parked
+	})
+}
+
+// First come, first served.
+func TestWaitersAreServedInOrder(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		var parked []<-chan received
+		for range 10 {
+			parked = append(parked, receiveLater(k, ReceiveRequest{Wait: 20 * time.Second}))
+			synctest.Wait()
+		}
+		r.send(10)
+		for i, ch := range parked {
+			require.Equal(t, []int{i + 1}, bodies((<-ch).ds))
+		}
+	})
+}
+
+// Acks go at once when nothing is in flight, else with the next, never later than 20 ms or 32.
+func TestAckBatching(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		a := r.replicas[0]
+		r.create("g", a, queue.GroupConfig{})
+		r.send(100)
+		ds := get(t, k, ReceiveRequest{Max: 100})
+		r.delay = time.Second
+		begun := r.boot()
+		at := func() []time.Duration { return a.times() }
+		var late []<-chan []ItemResult
+		ackOne := func(i int) { late = append(late, ackLater(k, ds[i].Receipt)); synctest.Wait() }
+		ackOne(0)
+		require.Equal(t, []time.Duration{begun}, at(), "at once")
+		ackOne(1)
+		require.Len(t, at(), 1, "with the next")
+		pass(19 * time.Millisecond)
+		synctest.Wait()
+		require.Len(t, at(), 1)
+		pass(2 * time.Millisecond)
+		synctest.Wait()
+		require.Equal(t, begun+20*time.Millisecond, at()[1], "never later than 20 ms")
+		for i := 2; i < 33; i++ {
+			ackOne(i)
+		}
+		require.Len(t, at(), 2)
+		ackOne(33)
+		require.Len(t, at(), 3, "never more than 32")
+		require.Equal(t, []queue.AddressRange{{First: 3, Last: 34}}, a.seen[2].(*queue.Ack).Ranges)
+		for _, ch := range late {
+			require.Equal(t, code.OK, (<-ch)[0].Code)
+		}
+	})
+}
+
+func TestBadInput(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		r.create("h", r.replicas[0], queue.GroupConfig{})
+		r.send(1)
+		d := get(t, k, ReceiveRequest{})[0]
+		ctx := within(time.Second)
+		for _, req := range []ReceiveRequest{
+			{Max: -1}, {Max: MaxReceive + 1}, {MaxBytes: -1}, {Wait: -1}, {Wait: MaxWait + 1},
+			{HasLease: true, Lease: -1}, {HasLease: true, Lease: MaxLease + 1}, {Consumer: string(make([]byte, 81))},
+		} {
+			_, err := k.Receive(ctx, "g", req)
+			require.Equal(t, code.InvalidArgument, refusal(t, err), "%+v", req)
+		}
+		_, err := k.Receive(ctx, "nobody", ReceiveRequest{})
+		require.Equal(t, code.UnknownGroup, refusal(t, err))
+		_, err = k.Ack(ctx, "nobody", []string{d.Receipt})
+		require.Equal(t, code.UnknownGroup, refusal(t, err))
+		_, err = k.Ack(ctx, "g", nil)
+		require.Equal(t, code.BatchEmpty, refusal(t, err))
+		_, err = k.Ack(ctx, "g", make([]string, MaxSettle+1))
+		require.Equal(t, code.BatchTooLarge, refusal(t, err))
+		require.Equal(t, []code.Code{code.InvalidReceipt, code.InvalidReceipt, code.OK}, ack(t, k, "garbage", "", d.Receipt))
+		require.Equal(t, []code.Code{code.InvalidReceipt}, codes(t)(k.Ack(ctx, "h", []string{d.Receipt})), "of another group")
+		require.Equal(t, []code.Code{code.InvalidArgument}, codes(t)(k.Nack(ctx, "g", []NackItem{{Receipt: d.Receipt, HasDelay: true, Delay: -1}})))
+		require.Equal(t, []code.Code{code.InvalidArgument}, codes(t)(k.Extend(ctx, "g", []ExtendItem{{Receipt: d.Receipt, Lease: MaxLease + 1}})))
+		other := k.receipts.Encode(Receipt{Shard: 8, Group: 1, Lease: d.lease, Address: 1})
+		require.Equal(t, []code.Code{code.InvalidReceipt}, codes(t)(k.Ack(ctx, "g", []string{other})), "of another queue")
+	})
+}
+
+func TestExtendAndRelease(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		a := r.replicas[0]
+		r.create("g", a, queue.GroupConfig{LeaseMs: 2000})
+		r.send(1)
+		d := get(t, k, ReceiveRequest{})[0]
+		for range 5 {
+			pass(1900 * time.Millisecond)
+			require.Equal(t, []code.Code{code.OK}, codes(t)(k.Extend(within(time.Second), "g", []ExtendItem{{Receipt: d.Receipt, Lease: 2 * time.Second}})))
+		}
+		require.Equal(t, []code.Code{code.OK}, codes(t)(k.Release(within(time.Second), "g", []string{d.Receipt})))
+		require.Empty(t, a.seen, "a lease that was never recorded is released in the ledger alone")
+		again := get(t, k, ReceiveRequest{})[0]
+		require.EqualValues(t, 1, again.Attempt)
+		require.Equal(t, d.FirstDelivered, again.FirstDelivered)
+		require.Equal(t, []code.Code{code.UnknownDelivery}, ack(t, k, d.Receipt))
+	})
+}
+
+func TestPurge(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		a := r.replicas[0]
+		id := r.create("g", a, queue.GroupConfig{})
+		r.send(6)
+		ds := get(t, k, ReceiveRequest{Max: 2})
+		dead := get(t, k, ReceiveRequest{})
+		require.Equal(t, []code.Code{code.OK}, codes(t)(k.Reject(within(time.Second), "g", []RejectItem{{Receipt: dead[0].Receipt, Reason: "bad"}})))
+		res, err := k.PurgeDead(within(time.Second), "g", nil, 10)
+		require.NoError(t, err)
+		require.Equal(t, []DeadResult{{Address: 3, ItemResult: plain(code.OK)}}, res)
+		left, _, _ := a.state.DeadLetters(id, 0, 10, false)
+		require.Empty(t, left)
+		r.must(&queue.Retention{Stamp: r.stamp(), PurgeTo: 5})
+		require.Equal(t, []code.Code{code.OK}, ack(t, k, ds[0].Receipt), "finished is finished")
+		require.Equal(t, []int{6}, bodies(get(t, k, ReceiveRequest{Max: 10, Wait: time.Second})))
+		pass(2 * time.Second)
+		require.Empty(t, get(t, k, ReceiveRequest{Max: 10, Wait: time.Second}))
+		require.Equal(t, 1, k.Stats()[0].Leased, "the purged ones are held no more")
+	})
+}
