@@ -183,7 +183,7 @@ func TestBatchDroppedInTheMiddle(t *testing.T) {
 func requireAllOnce(t *testing.T, got []string, n int) {
 	t.Helper()
 	slices.Sort(got)
-	require.Len(t, got, n)
+	require.Equal(t, n, len(got))
 	for i, b := range got {
 		require.Equal(t, fmt.Sprintf("m%05d", i), b)
 	}
@@ -211,10 +211,14 @@ func TestOrderSurvivesLosses(t *testing.T) {
 		o.Ordered, o.MaxBatchMessages = !strict, 64
 		c := open(t, o)
 		ctx := within(t, 20*time.Second)
+		var futures []*client.Future
 		for _, m := range bodies(2000) {
-			c.PublishAsync(ctx, "q", m)
+			futures = append(futures, c.PublishAsync(ctx, "q", m))
 		}
-		require.NoError(t, c.Flush(ctx))
+		for _, fu := range futures {
+			_, err := fu.Wait(ctx)
+			require.NoError(t, err)
+		}
 		got := f.Bodies("q")
 		require.True(t, slices.IsSorted(got), "strict=%v", strict)
 		requireAllOnce(t, got, 2000)

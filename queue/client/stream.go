@@ -157,9 +157,12 @@ func (s *stream) maySendLocked() bool {
 	return !s.closed && s.holding == 0 && len(s.pending) > 0 && len(s.batches) < limit
 }
 
-// lowLocked is the lowest unanswered seq, or the next one.
+// lowLocked is the lowest unanswered seq, in flight or gone back to pending, or the next one.
 func (s *stream) lowLocked() uint64 {
 	low := s.nextSeq
+	if len(s.pending) > 0 && s.pending[0].seq != 0 {
+		low = min(low, s.pending[0].seq)
+	}
 	for b := range s.batches {
 		for _, it := range b.items {
 			if !it.done {
@@ -279,6 +282,12 @@ func (s *stream) realignLocked() {
 		s.registerLocked()
 	}
 	s.nextSeq = s.stored + 1
+	for i, it := range s.pending {
+		if it.seq == 0 {
+			break
+		}
+		it.seq = s.nextSeq + uint64(i)
+	}
 }
 
 // registerLocked starts a new sequence of this producer: the state machine refuses what is left of the old one. Messages
