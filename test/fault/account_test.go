@@ -1,0 +1,361 @@
+package fault
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/queue/client"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// account keeps the books of one queue with one group: every message that was sent, what the fleet said about it, and
+// every time that a consumer had it. Safe for concurrent use.
+//
+// The rules that verify checks:
+//
+//	no loss          a message that was acknowledged was acked by a consumer, or is a dead letter
+//	no invention     what is received was sent, byte by byte, and was not refused before ("nothing was stored")
+//	no resurrection  a message whose ack was answered OK is never received after that (G5)
+//	one address      a message keeps its address, also when its publish was repeated, and shares it with no other
+//	attempts         a message's attempts never fall within a round, and rise with every nack that was answered OK
+type account struct {
+	mu       sync.Mutex
+	entries  map[uint64]*entry
+	problems []string
+
+	acknowledged int // answered OK
+	acked        int // acks answered OK
+	lastAnswer   time.Time
+	longestGap   time.Duration
+}
+
+// entry is one message.
+type entry struct {
+	body      []byte
+	outcome   outcome
+	address   uint64
+	delivered []delivered
+	dead      bool
+}
+
+type outcome uint8
+
+const (
+	open         outcome = iota // sent, not answered
+	acknowledged                // stored
+	refused                     // answered: nothing was stored
+	unknown                     // may be stored
+)
+
+// delivered is one time that a consumer had a message.
+type delivered struct {
+	attempt uint32
+	end     ending
+}
+
+type ending uint8
+
+const (
+	notSettled ending = iota
+	acked             // answered OK
+	nacked            // answered OK
+	rejected          // answered OK
+	ackRefused        // the answer says that nothing was changed
+	ackUnknown        // the answer never came
+)
+
+func newAccount() *account { return &account{entries: map[uint64]*entry{}} }
+
+// maxProblems bounds what a failed test prints.
+const maxProblems = 20
+
+func (a *account) problemLocked(format string, args ...any) {
+	if len(a.problems) <= maxProblems {
+		a.problems = append(a.problems, fmt.Sprintf(format, args...))
+	}
+}
+
+// bodyOf makes a message's body: its number and its text. Numbers make equal texts distinct.
+func bodyOf(id uint64, text []byte) []byte {
+	b := strconv.AppendUint(make([]byte, 0, len(text)+8), id, 10)
+	return append(append(b, '\t'), text...)
+}
+
+// sending notes a message before it is sent.
+func (a *account) sending(id uint64, body []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.entries[id] = &entry{body: body}
+}
+
+// answered notes how a publish ended.
+func (a *account) answered(id uint64, p client.Published) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	e := a.entries[id]
+	switch {
+	case p.Err == nil:
+		e.outcome = acknowledged
+		a.acknowledged++
+		a.sameAddressLocked(id, e, p.Address)
+		now := time.Now()
+		if !a.lastAnswer.IsZero() {
+			a.longestGap = max(a.longestGap, now.Sub(a.lastAnswer))
+		}
+		a.lastAnswer = now
+	case p.Err.Effect == code.EffectNone:
+		e.outcome = refused
+		if len(e.delivered) > 0 {
+			a.problemLocked("message %d was received although its publish was refused: %v", id, p.Err)
+		}
+	default:
+		e.outcome = unknown
+	}
+}
+
+func (a *account) sameAddressLocked(id uint64, e *entry, address uint64) {
+	if e.address != 0 && e.address != address {
+		a.problemLocked("message %d has address %d and address %d", id, e.address, address)
+	}
+	e.address = address
+}
+
+// turn names one delivery of one message; the zero value, of a message that nobody sent.
+type turn struct {
+	id  uint64
+	nth int
+}
+
+// received notes a delivery, before anything is done about it.
+func (a *account) received(d *client.Delivery) turn { return a.got(d.Body, d.Address, d.Attempt) }
+
+func (a *account) got(body []byte, address uint64, attempt uint32) turn {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	number, _, _ := bytes.Cut(body, []byte{'\t'})
+	id, _ := strconv.ParseUint(string(number), 10, 64)
+	e := a.entries[id]
+	switch {
+	case e == nil:
+		a.problemLocked("address %d was received but never sent: %.60q", address, body)
+		return turn{}
+	case !bytes.Equal(e.body, body):
+		a.problemLocked("message %d was sent as %.60q and received as %.60q", id, e.body, body)
+	case e.outcome == refused:
+		a.problemLocked("message %d was received although its publish was refused", id)
+	}
+	if address != 0 {
+		a.sameAddressLocked(id, e, address)
+	}
+	least := uint32(1)
+	for _, before := range e.delivered {
+		switch before.end {
+		case acked:
+			a.problemLocked("message %d was received again after its ack was answered OK", id)
+		case rejected:
+			a.problemLocked("message %d was received again after it was rejected", id)
+		case nacked:
+			least = max(least, before.attempt+1)
+		default:
+			least = max(least, before.attempt)
+		}
+	}
+	if attempt != 0 && attempt < least {
+		a.problemLocked("message %d was received as attempt %d after at least %d", id, attempt, least-1)
+	}
+	e.delivered = append(e.delivered, delivered{attempt: attempt})
+	return turn{id, len(e.delivered) - 1}
+}
+
+// settled notes how the settling of one delivery ended; want is what it was settled as.
+func (a *account) settled(n turn, want ending, err *code.Error) {
+	if n.id == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	end := want
+	switch {
+	case err == nil:
+	case err.Effect == code.EffectMaybe:
+		end = ackUnknown
+	default:
+		end = ackRefused
+	}
+	if end == acked {
+		a.acked++
+	}
+	a.entries[n.id].delivered[n.nth].end = end
+}
+
+// deadLetter notes that a message lies among the dead letters.
+func (a *account) deadLetter(body []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	number, _, _ := bytes.Cut(body, []byte{'\t'})
+	id, _ := strconv.ParseUint(string(number), 10, 64)
+	if e := a.entries[id]; e == nil || !bytes.Equal(e.body, body) {
+		a.problemLocked("a dead letter was never sent: %.60q", body)
+	} else {
+		e.dead = true
+	}
+}
+
+// totals are the line of account.
+type totals struct {
+	sent, acknowledged, refused, unknown int
+	distinct, deliveries, duplicates     int
+	explained                            int // duplicates that follow a delivery that was not acked OK
+	acked, dead, ackUnknown, lost        int
+}
+
+func (s totals) String() string {
+	return fmt.Sprintf("account: sent %d, acknowledged %d, refused %d, unknown %d, delivered %d (distinct %d), duplicates %d (explained %d), acked %d, acks of unknown outcome %d, dead %d, lost %d",
+		s.sent, s.acknowledged, s.refused, s.unknown, s.deliveries, s.distinct, s.duplicates, s.explained, s.acked, s.ackUnknown, s.dead, s.lost)
+}
+
+// totals adds up. A message counts as finished when a consumer acked it, when an ack of it has an unknown outcome and it
+// did not come again (the group's own counters tell the rest), or when it is dead.
+func (a *account) totals() totals {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var s totals
+	addresses := make(map[uint64]uint64, len(a.entries))
+	for id, e := range a.entries {
+		s.sent++
+		switch e.outcome {
+		case acknowledged:
+			s.acknowledged++
+		case refused:
+			s.refused++
+		default:
+			s.unknown++
+		}
+		if e.address != 0 {
+			if other, ok := addresses[e.address]; ok {
+				a.problemLocked("messages %d and %d share address %d", id, other, e.address)
+			}
+			addresses[e.address] = id
+		}
+		a.countLocked(&s, id, e)
+	}
+	return s
+}
+
+func (a *account) countLocked(s *totals, id uint64, e *entry) {
+	finished := e.dead
+	for i, d := range e.delivered {
+		switch d.end {
+		case acked:
+			s.acked++
+			finished = true
+		case ackUnknown:
+			s.ackUnknown++
+			finished = true
+		case rejected:
+			finished = true
+		}
+		if i > 0 {
+			s.duplicates++
+			if e.delivered[i-1].end != acked {
+				s.explained++
+			}
+		}
+	}
+	s.deliveries += len(e.delivered)
+	if len(e.delivered) > 0 {
+		s.distinct++
+	}
+	if e.dead {
+		s.dead++
+	}
+	if e.outcome == acknowledged && !finished {
+		s.lost++
+		a.problemLocked("message %d at address %d was acknowledged and is lost: %+v", id, e.address, e.delivered)
+	}
+}
+
+// verify prints the line of account and fails the test on everything that the rules forbid.
+func (a *account) verify(t *testing.T) totals {
+	t.Helper()
+	s := a.totals()
+	t.Log(s)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, p := range a.problems {
+		if i == maxProblems {
+			t.Error("and more")
+			break
+		}
+		t.Error(p)
+	}
+	if s.duplicates != s.explained {
+		t.Errorf("%d duplicates are not explained", s.duplicates-s.explained)
+	}
+	return s
+}
+
+// counts are for waiting.
+func (a *account) counts() (acknowledged, acked int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.acknowledged, a.acked
+}
+
+// TestAccountFindsBreaches proves that the books notice each kind of breach: a checker that cannot fail proves nothing.
+func TestAccountFindsBreaches(t *testing.T) {
+	body := bodyOf(1, []byte("x"))
+	deliver := func(a *account, address uint64, attempt uint32) turn { return a.got(body, address, attempt) }
+	none := &code.Error{Code: code.StaleOwner, Effect: code.EffectNone}
+	for name, tc := range map[string]struct {
+		do   func(a *account)
+		want string
+	}{
+		"good": {func(a *account) {
+			a.answered(1, client.Published{Address: 7})
+			a.settled(deliver(a, 7, 1), acked, nil)
+		}, ""},
+		"good after a refused ack": {func(a *account) {
+			a.answered(1, client.Published{Address: 7})
+			a.settled(deliver(a, 7, 1), acked, none)
+			a.settled(deliver(a, 7, 1), acked, nil)
+		}, ""},
+		"unknown and never received": {func(a *account) {
+			a.answered(1, client.Published{Err: code.Maybe(code.QuorumLost, nil, "")})
+		}, ""},
+		"lost":                {func(a *account) { a.answered(1, client.Published{Address: 7}) }, "is lost"},
+		"received, not acked": {func(a *account) { a.answered(1, client.Published{Address: 7}); deliver(a, 7, 1) }, "is lost"},
+		"invented":            {func(a *account) { a.got(bodyOf(2, nil), 8, 1) }, "never sent"},
+		"changed":             {func(a *account) { a.got(append(bodyOf(1, nil), 'y'), 7, 1) }, "received as"},
+		"refused":             {func(a *account) { a.answered(1, client.Published{Err: none}); deliver(a, 7, 1) }, "although its publish was refused"},
+		"resurrected": {func(a *account) {
+			a.answered(1, client.Published{Address: 7})
+			a.settled(deliver(a, 7, 1), acked, nil)
+			deliver(a, 7, 1)
+		}, "after its ack was answered OK"},
+		"second address": {func(a *account) { a.answered(1, client.Published{Address: 7}); deliver(a, 8, 1) }, "address 7 and address 8"},
+		"attempts fell": {func(a *account) {
+			a.settled(deliver(a, 7, 2), nacked, nil)
+			deliver(a, 7, 2)
+		}, "as attempt 2 after at least 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAccount()
+			a.sending(1, body)
+			tc.do(a)
+			a.totals()
+			if tc.want == "" {
+				require.Empty(t, a.problems)
+				return
+			}
+			require.NotEmpty(t, a.problems)
+			require.Contains(t, a.problems[0], tc.want)
+		})
+	}
+}

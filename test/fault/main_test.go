@@ -1,0 +1,102 @@
+package fault
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+)
+
+var (
+	seedFlag   = flag.Uint64("seed", 20260730, "seed of everything that is random")
+	roundsFlag = flag.Int("rounds", 2, "rounds of kills in TestFaultKillLoop")
+	linesFlag  = flag.Int("lines", 120_000, "lines of real text in TestFaultRealInput")
+	keepFlag   = flag.Bool("keep", false, "keep data and logs of passed tests too")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	status := m.Run()
+	if binary.dir != "" {
+		_ = os.RemoveAll(binary.dir)
+	}
+	os.Exit(status)
+}
+
+// needsProcesses skips a test that starts processes under -short.
+func needsProcesses(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("starts processes: not under -short")
+	}
+}
+
+// newRand returns this test's own random numbers and prints how to repeat them.
+func newRand(t *testing.T) *rand.Rand {
+	t.Helper()
+	t.Logf("seed %d (repeat with -seed=%d)", *seedFlag, *seedFlag)
+	return rand.New(rand.NewPCG(*seedFlag, 0x7469657271))
+}
+
+// binary is the program under test, built once a run.
+var binary struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+// tierq returns the path of the program.
+func tierq(t *testing.T) string {
+	t.Helper()
+	binary.once.Do(func() {
+		if binary.dir, binary.err = os.MkdirTemp("", "tierq-bin-"); binary.err != nil {
+			return
+		}
+		build := exec.Command("go", "build", "-o", filepath.Join(binary.dir, "tierq"), "github.com/tierq/tierq/cmd/tierq")
+		if out, err := build.CombinedOutput(); err != nil {
+			binary.err = fmt.Errorf("build the binary: %w\n%s", err, out)
+		}
+	})
+	if binary.err != nil {
+		t.Fatal(binary.err)
+	}
+	return filepath.Join(binary.dir, "tierq")
+}
+
+// pollEvery is how often a state that only an outside view shows is looked at.
+const pollEvery = 20 * time.Millisecond
+
+var errNotYet = errors.New("not yet")
+
+// eventually waits until cond returns nil, and fails the test when that takes longer than within.
+func eventually(t *testing.T, within time.Duration, what string, cond func() error) {
+	t.Helper()
+	if err := poll(within, cond); err != nil {
+		t.Fatalf("%s: not within %v: %v", what, within, err)
+	}
+}
+
+// poll returns nil as soon as cond does, else its last error when within has passed.
+func poll(within time.Duration, cond func() error) error {
+	deadline := time.NewTimer(within)
+	defer deadline.Stop()
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for {
+		err := cond()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			return err
+		}
+	}
+}
