@@ -150,16 +150,25 @@ func get(r pebbleReader, sp *space, key []byte) ([]byte, bool, error) {
 }
 
 func view(r pebbleReader, sp *space, key []byte, f func([]byte) error) (bool, error) {
-	var buf [96]byte
-	v, closer, err := r.Get(sp.absolute(buf[:0], key))
-	if errors.Is(err, pebble.ErrNotFound) {
-		return false, nil
-	}
-	if err != nil {
+	v, closer, err := lookup(r, sp, key)
+	if closer == nil {
 		return false, err
 	}
 	err = f(v)
 	return true, errors.Join(err, closer.Close())
+}
+
+// lookup returns a nil closer for a key that does not exist, and with every error.
+func lookup(r pebbleReader, sp *space, key []byte) ([]byte, io.Closer, error) {
+	var buf [96]byte
+	v, closer, err := r.Get(sp.absolute(buf[:0], key))
+	switch {
+	case errors.Is(err, pebble.ErrNotFound):
+		return nil, nil, nil
+	case err != nil:
+		return nil, nil, err
+	}
+	return v, closer, nil
 }
 
 func newIter(r pebbleReader, sp *space, lower, upper []byte) (*Iter, error) {

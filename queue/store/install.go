@@ -100,12 +100,16 @@ func (i *Install) Finish() error {
 	if h.dead {
 		return fmt.Errorf("install of shard %d: %w", h.id, ErrSuperseded)
 	}
-	old := h.space.Load()
-	p := pointer{live: i.space.incarnation, last: h.pointer.last}
+	old, before := h.space.Load(), h.pointer
+	p := pointer{live: i.space.incarnation, last: before.last}
+	// Readers look at the space before and after they read. So it changes before the old keys go; the new ones are
+	// all there.
+	h.adoptLocked(p)
 	if err := h.setPointerLocked(p, old); err != nil {
+		h.pointer = before
+		h.space.Store(old)
 		return fmt.Errorf("finish install of shard %d: %w", h.id, err)
 	}
-	h.adoptLocked(p)
 	return i.end()
 }
 

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -98,32 +99,84 @@ func (h *Shard) commitLocked(b *pebble.Batch) error {
 func (h *Shard) Sync() { h.store.flush.wait(h.dirty.Load()) }
 
 // Get implements Reader on what is committed now.
-func (h *Shard) Get(key []byte) ([]byte, bool, error) { return get(h.store.db, h.space.Load(), key) }
+func (h *Shard) Get(key []byte) ([]byte, bool, error) {
+	var out []byte
+	found, err := h.View(key, func(v []byte) error {
+		out = append(make([]byte, 0, len(v)), v...)
+		return nil
+	})
+	return out, found, err
+}
 
 // View implements Reader on what is committed now.
 func (h *Shard) View(key []byte, f func([]byte) error) (bool, error) {
-	return view(h.store.db, h.space.Load(), key, f)
+	for {
+		sp := h.space.Load()
+		v, closer, err := lookup(h.store.db, sp, key)
+		if h.space.Load() != sp { // an install switched meanwhile: what was read may be the emptied incarnation
+			if closer != nil {
+				_ = closer.Close()
+			}
+			continue
+		}
+		if closer == nil {
+			return false, err
+		}
+		err = f(v)
+		return true, errors.Join(err, closer.Close())
+	}
 }
 
 // NewIter implements Reader on what is committed now.
 func (h *Shard) NewIter(lower, upper []byte) (*Iter, error) {
-	return newIter(h.store.db, h.space.Load(), lower, upper)
+	for {
+		sp := h.space.Load()
+		it, err := newIter(h.store.db, sp, lower, upper)
+		if err != nil || h.space.Load() == sp {
+			return it, err
+		}
+		_ = it.Close()
+	}
 }
 
 // Snapshot is a view of one incarnation of a shard as it was when the snapshot was taken; close it.
 //
-// It is eventually file-only: once the memtables of its moment are flushed it pins files of the shard's range and no
+// Taken by Shard.Snapshot it is eventually file-only: once the memtables of its moment are flushed it pins files of the shard's range and no
 // longer the deleted versions of every shard's keys. So it may be held for as long as a receiver needs.
 type Snapshot struct {
-	es    *pebble.EventuallyFileOnlySnapshot
+	es    pebbleSnapshot
 	space *space
+}
+
+// pebbleSnapshot is what both forms of Pebble's snapshots can do.
+type pebbleSnapshot interface {
+	pebbleReader
+	Close() error
 }
 
 // Snapshot takes a snapshot of the live incarnation. It is exactly what is committed: call it from the writer.
 func (h *Shard) Snapshot() *Snapshot {
-	sp := h.space.Load()
-	es := h.store.db.NewEventuallyFileOnlySnapshot([]pebble.KeyRange{{Start: sp.prefix, End: sp.end}})
-	return &Snapshot{es: es, space: sp}
+	return h.snapshot(func(sp *space) pebbleSnapshot {
+		return h.store.db.NewEventuallyFileOnlySnapshot([]pebble.KeyRange{{Start: sp.prefix, End: sp.end}})
+	})
+}
+
+// ReadSnapshot is a Snapshot for one short read. It is much cheaper to take, but as long as it is open no deleted
+// version of any shard's keys that it can see is removed: close it before anything that waits.
+func (h *Shard) ReadSnapshot() *Snapshot {
+	return h.snapshot(func(*space) pebbleSnapshot { return h.store.db.NewSnapshot() })
+}
+
+// snapshot takes one that shows the incarnation which was live at its moment, also beside an install that switches.
+func (h *Shard) snapshot(take func(*space) pebbleSnapshot) *Snapshot {
+	for {
+		sp := h.space.Load()
+		es := take(sp)
+		if h.space.Load() == sp {
+			return &Snapshot{es: es, space: sp}
+		}
+		_ = es.Close()
+	}
 }
 
 // Incarnation returns the incarnation that the snapshot shows.

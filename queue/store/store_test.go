@@ -148,26 +148,80 @@ func TestSnapshotStaysAsItWas(t *testing.T) {
 	s := openMem(t)
 	h := shard(t, s, 3)
 	put(t, h, "a", "1", "b", "2")
-	snap := h.Snapshot()
+	snaps := []*Snapshot{h.Snapshot(), h.ReadSnapshot()}
+	same := func(when string) {
+		for _, snap := range snaps {
+			require.Equal(t, "a=1 b=2 ", dump(t, snap), when)
+			require.Equal(t, uint64(1), snap.Incarnation())
+		}
+	}
 	put(t, h, "a", "new")
-	require.Equal(t, "a=1 b=2 ", dump(t, snap))
+	same("after a write")
 	h.Sync() // the snapshot may become one of files
-	require.Equal(t, "a=1 b=2 ", dump(t, snap))
+	same("after a flush")
 
 	in, err := h.BeginInstall()
 	require.NoError(t, err)
 	require.NoError(t, in.Set([]byte("x"), []byte("9")))
 	require.NoError(t, in.Finish())
 	h.Sync()
-	require.Equal(t, "a=1 b=2 ", dump(t, snap), "also over an install")
-	found, err := snap.View([]byte("a"), func(v []byte) error {
+	same("after an install")
+	for _, snap := range snaps {
+		v, found, err := snap.Get([]byte("a"))
+		require.NoError(t, err)
+		require.True(t, found)
 		require.Equal(t, "1", string(v))
-		return nil
-	})
-	require.NoError(t, err)
-	require.True(t, found)
-	require.NoError(t, snap.Close())
+		require.NoError(t, snap.Close())
+	}
 	require.Equal(t, "x=9 ", dump(t, h))
+}
+
+// A reader beside an install sees the old state or the new one, never the emptied old incarnation.
+func TestReadersBesideInstalls(t *testing.T) {
+	s := openMem(t)
+	h := shard(t, s, 3)
+	put(t, h, "k", "0")
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	read := func(f func() bool) {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if !f() {
+					t.Error("a reader missed the key")
+					return
+				}
+			}
+		})
+	}
+	read(func() bool {
+		_, found, err := h.Get([]byte("k"))
+		return found && err == nil
+	})
+	for _, take := range []func() *Snapshot{h.Snapshot, h.ReadSnapshot} {
+		read(func() bool {
+			snap := take()
+			defer snap.Close()
+			_, found, err := snap.Get([]byte("k"))
+			return found && err == nil
+		})
+	}
+	read(func() bool {
+		it, err := h.NewIter(nil, nil)
+		return err == nil && it.First() && it.Close() == nil
+	})
+	for i := range 100 {
+		in, err := h.BeginInstall()
+		require.NoError(t, err)
+		require.NoError(t, in.Set([]byte("k"), fmt.Append(nil, i)))
+		require.NoError(t, in.Finish())
+	}
+	close(stop)
+	wg.Wait()
 }
 
 func TestInstallSwitchesAtOnce(t *testing.T) {
