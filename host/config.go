@@ -14,6 +14,7 @@ import (
 
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/replica"
 	"github.com/tierq/tierq/wal"
 )
 
@@ -46,6 +47,10 @@ type Config struct {
 
 	// PeerListener, if not nil, is used for the peer API in place of PeerListen, and closed by the host.
 	PeerListener net.Listener
+
+	// Installer streams the state of a full replica to one that is behind its leader's log. Without one, a host can
+	// neither send nor take a whole state.
+	Installer replica.Installer
 
 	// Logger defaults to a no-op logger.
 	Logger *zap.Logger
@@ -113,10 +118,9 @@ type Config struct {
 	OnLastEntry func(shard uint64, replica queue.ReplicaID, index queue.Index, term uint64)
 	// OnSpace is called when the free space of the data directory crosses LowSpaceBytes.
 	OnSpace func(wal.SpaceReport)
-	// OnPoisoned is called when a replica of this host was stopped because it cannot apply a committed entry.
+	// OnPoisoned is called when a replica of this host was stopped because it cannot apply a committed entry. It stays so
+	// until the host starts again.
 	OnPoisoned func(shard uint64, err error)
-
-	newMachine func(s *states, run *running) (*machine, error) // tests only
 }
 
 // EnsureDefaults fills in the fields that have a default and are zero.
@@ -132,6 +136,9 @@ func (c *Config) EnsureDefaults() {
 	setDefault(&c.LowSpaceBytes, 1<<30)
 	if c.Logger == nil {
 		c.Logger = zap.NewNop()
+	}
+	if c.Installer == nil {
+		c.Installer = noInstaller{}
 	}
 	if c.WallClock == nil {
 		c.WallClock = time.Now

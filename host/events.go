@@ -69,6 +69,9 @@ func (e *raftEvents) LeaderUpdated(info raftio.LeaderInfo) {
 	if info.LeaderID == info.ReplicaID {
 		h.poke() // there may be members to add
 	}
+	if v, ok := h.replicas.Load(info.ShardID); ok {
+		h.tellCopy(v.(*running))
+	}
 	if h.cfg.OnLeader != nil {
 		h.cfg.OnLeader(info.ShardID, leader, info.Term)
 	}

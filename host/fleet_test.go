@@ -57,7 +57,7 @@ func (f *testFleet) config(id uint64) Config {
 		HostID: id, Hosts: f.specs, DataDir: filepath.Join(f.dir, fmt.Sprintf("host-%d", id)), Logger: logger,
 		RTT: 10 * time.Millisecond, ElectionTicks: 20, HeartbeatTicks: 2,
 		ReconcileInterval: 200 * time.Millisecond, ReportInterval: 50 * time.Millisecond, Silence: 500 * time.Millisecond,
-		newMachine: newFakeMachine,
+		Installer: wholeStates{},
 	}
 }
 

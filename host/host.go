@@ -28,6 +28,7 @@ const (
 	raftDir     = "raft"         // the engine's own: snapshots, and a stock log
 	walDir      = "wal"          // the Raft log
 	stateDir    = "state"        // the store of the full replicas
+	evidenceDir = "evidence"     // entries that could not be applied
 	catalogFile = "catalog.copy" // the catalog as this host last saw it
 )
 
@@ -55,6 +56,7 @@ type RaftHost struct {
 	states   *states
 	catalog  *catalog.Machine
 	leaders  *leaderBoard
+	copies   *copies
 	book     *addressBook
 	gate     gate
 
@@ -74,10 +76,10 @@ type RaftHost struct {
 	replicaMu sync.Mutex // serializes starts and stops
 	replicas  sync.Map   // shard → *running
 
-	poisonMu   sync.Mutex
-	poison     map[uint64]error // shards whose replica was taken out
-	poisonWake chan struct{}
-	conflictAt atomic.Int64 // unix seconds of the last report
+	troubleMu   sync.Mutex
+	troubles    map[uint64]*trouble // of shards whose replica had to be stopped
+	troubleWake chan struct{}
+	conflictAt  atomic.Int64 // unix seconds of the last report
 
 	// Background work, all of which ends with ctx.
 	ctx    context.Context
@@ -96,7 +98,10 @@ type running struct {
 	witness bool
 	session *client.Session
 	clock   shardClock
-	reader  queue.Reader // full replicas of queues, once they are open
+	state   liveState // full replicas of queues
+
+	hasWitness atomic.Bool   // the shard has one: copies are reported (G1)
+	applied    atomic.Uint64 // as the state machine last told
 
 	lastMu              sync.Mutex
 	lastIndex, lastTerm uint64 // of the last durable entry
@@ -128,20 +133,21 @@ func Open(cfg Config) (_ *RaftHost, err error) {
 
 func newRaftHost(cfg Config) *RaftHost {
 	h := &RaftHost{
-		cfg:        cfg,
-		log:        cfg.Logger.With(zap.Uint64("host", cfg.HostID)),
-		leaders:    newLeaderBoard(),
-		changed:    newBroadcast(),
-		wake:       make(chan struct{}, 1),
-		applied:    make(chan struct{}, 1),
-		formed:     make(chan struct{}),
-		ready:      make(chan struct{}),
-		poison:     make(map[uint64]error),
-		poisonWake: make(chan struct{}, 1),
+		cfg:         cfg,
+		log:         cfg.Logger.With(zap.Uint64("host", cfg.HostID)),
+		leaders:     newLeaderBoard(),
+		copies:      newCopies(),
+		changed:     newBroadcast(),
+		wake:        make(chan struct{}, 1),
+		applied:     make(chan struct{}, 1),
+		formed:      make(chan struct{}),
+		ready:       make(chan struct{}),
+		troubles:    make(map[uint64]*trouble),
+		troubleWake: make(chan struct{}, 1),
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.view.Store(catalog.NewState().Seal())
-	h.catalog = &catalog.Machine{OnChange: h.signalApplied, OnPoison: func(err error) { h.poisoned(catalog.ShardID, err) }}
+	h.catalog = &catalog.Machine{OnChange: h.signalApplied, OnPoison: func(err error) { h.stuck(catalog.ShardID, &trouble{err: err, forGood: true}) }}
 	h.registry = NewRegistry()
 	h.registry.OnConflict = h.conflict
 	h.book = newAddressBook(h.registry, cfg.Hosts)
@@ -292,7 +298,7 @@ func (h *RaftHost) Start() {
 		h.peers.Start()
 		h.goTask(h.joinFleet)
 		h.goTask(h.followCatalog)
-		h.goTask(h.stopPoisoned)
+		h.goTask(h.stopStuck)
 		h.goTask(h.reconcileLoop)
 	})
 }
@@ -397,10 +403,10 @@ func (h *RaftHost) running(shard uint64) (*running, error) {
 // Reader returns the read side of this host's full replica of a queue's shard.
 func (h *RaftHost) Reader(shard uint64) (queue.Reader, bool) {
 	r, ok := h.replicas.Load(shard)
-	if !ok || r.(*running).reader == nil {
+	if !ok {
 		return nil, false
 	}
-	return r.(*running).reader, true
+	return r.(*running).state.get()
 }
 
 // SelfReplica returns the id of this host's replica of a shard, full or witness, while it runs.

@@ -172,9 +172,10 @@ func (h *RaftHost) reconcileShard(ctx context.Context, p catalog.Placement) erro
 func (h *RaftHost) admitReplica(ctx context.Context, p catalog.Placement, r catalog.Replica) error {
 	key := replicaKey{p.Shard, uint64(r.ID)}
 	rec := h.journal.get(key)
+	if err := h.resting(p.Shard); err != nil {
+		return err
+	}
 	switch {
-	case h.isPoisoned(p.Shard):
-		return errors.New("this replica cannot apply a committed entry")
 	case r.State >= catalog.ReplicaLost:
 		return errLost
 	case rec.lost:

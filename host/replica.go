@@ -37,6 +37,7 @@ func (h *RaftHost) startReplica(p catalog.Placement, r catalog.Replica) error {
 		witness: r.Birth == catalog.BirthWitness,
 		session: h.nodeHost.GetNoOPSession(p.Shard),
 	}
+	run.hasWitness.Store(needsReports(p))
 	h.replicas.Store(p.Shard, run)
 	err := h.callEngine(p, r, run)
 	if err != nil {
@@ -112,21 +113,6 @@ func (h *RaftHost) replicaConfig(shard uint64, replica queue.ReplicaID) config.C
 	}
 }
 
-// startFull starts a full replica of a queue's shard.
-func (h *RaftHost) startFull(members map[uint64]string, join bool, run *running, cfg config.Config) error {
-	m, err := h.states.machine(run)
-	if err != nil {
-		return err
-	}
-	if err := h.nodeHost.StartOnDiskReplica(members, join, m.create, cfg); err != nil {
-		return err
-	}
-	if run.reader = m.reader(); run.reader != nil && h.cfg.OnReplicaStarted != nil {
-		h.cfg.OnReplicaStarted(run.shard, run.id, run.reader)
-	}
-	return nil
-}
-
 // stopReplica stops this host's replica of a shard, if it runs. It does not wait for the engine to let go of it.
 func (h *RaftHost) stopReplica(shard uint64) {
 	h.replicaMu.Lock()
@@ -140,8 +126,9 @@ func (h *RaftHost) stopReplica(shard uint64) {
 		h.log.Warn("replica not stopped", zap.Uint64("shard", shard), zap.Error(err))
 	}
 	h.leaders.forget(shard)
+	h.copies.forget(shard)
 	h.log.Info("replica stopped", zap.Uint64("shard", shard), zap.Uint64("replica", uint64(run.id)))
-	if run.reader != nil && h.cfg.OnReplicaStopped != nil {
+	if run.state.stop() && h.cfg.OnReplicaStopped != nil {
 		h.cfg.OnReplicaStopped(shard)
 	}
 }
@@ -170,68 +157,95 @@ func (h *RaftHost) removeData(ctx context.Context, key replicaKey, birth catalog
 	return h.states.remove(key.shard)
 }
 
-// poisoned takes out a replica that cannot apply a committed entry. It is called in the apply goroutine, which waits until the
-// replica is stopped.
-func (h *RaftHost) poisoned(shard uint64, err error) {
-	h.poisonMu.Lock()
-	h.poison[shard] = err
-	h.poisonMu.Unlock()
+// trouble is why a replica had to be stopped.
+type trouble struct {
+	err      error
+	evidence string    // a file, if one was written
+	forGood  bool      // until the host starts again
+	until    time.Time // else it is started again then
+	handled  bool
+}
+
+// restartPause is how long a replica rests that was stopped because its state did not open or an install failed.
+const restartPause = 5 * time.Second
+
+// stuck is called in an engine's goroutine that waits until the replica is stopped.
+func (h *RaftHost) stuck(shard uint64, t *trouble) {
+	t.until = time.Now().Add(restartPause)
+	h.troubleMu.Lock()
+	h.troubles[shard] = t
+	h.troubleMu.Unlock()
 	select {
-	case h.poisonWake <- struct{}{}:
+	case h.troubleWake <- struct{}{}:
 	default:
 	}
 }
 
-// isPoisoned says whether a replica was taken out since this host's start.
-func (h *RaftHost) isPoisoned(shard uint64) bool {
-	h.poisonMu.Lock()
-	defer h.poisonMu.Unlock()
-	return h.poison[shard] != nil
+// resting returns why a replica must not be started now, nil if it may.
+func (h *RaftHost) resting(shard uint64) error {
+	h.troubleMu.Lock()
+	defer h.troubleMu.Unlock()
+	if t := h.troubles[shard]; t != nil && (t.forGood || time.Now().Before(t.until)) {
+		return fmt.Errorf("the replica was stopped: %w", t.err)
+	}
+	return nil
 }
 
-// stopPoisoned stops the replicas that report themselves poisoned.
-func (h *RaftHost) stopPoisoned(ctx context.Context) {
-	handled := make(map[uint64]bool)
+// stopStuck stops the replicas that wait for it.
+func (h *RaftHost) stopStuck(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-h.poisonWake:
+		case <-h.troubleWake:
 		}
-		h.poisonMu.Lock()
-		found := make(map[uint64]error)
-		for shard, err := range h.poison {
-			if !handled[shard] {
-				found[shard], handled[shard] = err, true
-			}
-		}
-		h.poisonMu.Unlock()
-		for shard, err := range found {
-			h.log.Error("this replica cannot apply a committed entry: it is stopped until this host starts again, with a version that can",
-				zap.Uint64("shard", shard), zap.Error(err))
-			h.stopReplica(shard)
-			if shard == catalog.ShardID {
-				h.catalog.Release()
-			}
-			if h.cfg.OnPoisoned != nil {
-				h.cfg.OnPoisoned(shard, err)
-			}
+		for shard, t := range h.newTroubles() {
+			h.stopOne(shard, t)
 		}
 	}
 }
 
-// appliedUpdate is called by the state machine of a full replica after each Update.
-func (h *RaftHost) appliedUpdate(run *running, reader queue.Reader, a queue.Applied) {
-	run.clock.observe(reader.Meta().Clock, h.clock.Boot())
-	if h.cfg.OnApplied != nil {
-		h.cfg.OnApplied(run.shard, a)
+func (h *RaftHost) newTroubles() map[uint64]*trouble {
+	h.troubleMu.Lock()
+	defer h.troubleMu.Unlock()
+	found := make(map[uint64]*trouble)
+	for shard, t := range h.troubles {
+		if !t.handled {
+			t.handled = true
+			found[shard] = t
+		}
+	}
+	return found
+}
+
+// stopOne stops a stuck replica. The engine is told first, without the lock of starts: a start may be what is stuck.
+func (h *RaftHost) stopOne(shard uint64, t *trouble) {
+	fields := []zap.Field{zap.Uint64("shard", shard), zap.Error(t.err), zap.String("evidence", t.evidence)}
+	if t.forGood {
+		h.log.Error("this replica cannot apply a committed entry: it is stopped until this host starts again, with a version that can", fields...)
+	} else {
+		h.log.Error("this replica is stopped, and started again later", fields...)
+	}
+	if id, ok := h.SelfReplica(shard); ok {
+		if err := h.nodeHost.StopReplica(shard, uint64(id)); err != nil {
+			h.log.Debug("replica not stopped", zap.Uint64("shard", shard), zap.Error(err))
+		}
+	}
+	if shard == catalog.ShardID {
+		h.catalog.Release()
+	}
+	h.stopReplica(shard)
+	if t.forGood && h.cfg.OnPoisoned != nil {
+		h.cfg.OnPoisoned(shard, t.err)
 	}
 }
 
 // lastEntry is called by the log after each durable save.
 func (h *RaftHost) lastEntry(shard, replica, index, term uint64) {
 	if v, ok := h.replicas.Load(shard); ok {
-		v.(*running).saved(index, term)
+		run := v.(*running)
+		run.saved(index, term)
+		h.tellCopy(run)
 	}
 	if h.cfg.OnLastEntry != nil {
 		h.cfg.OnLastEntry(shard, queue.ReplicaID(replica), queue.Index(index), term)
@@ -251,8 +265,8 @@ func (h *RaftHost) reports() []peer.ShardReport {
 		run := v.(*running)
 		leader, term := h.ownLeader(run.shard)
 		report := peer.ShardReport{Shard: run.shard, Replica: uint64(run.id), Leader: uint64(leader), Term: term}
-		if run.reader != nil {
-			report.Applied = uint64(run.reader.Meta().Applied)
+		if reader, ok := run.state.get(); ok {
+			report.Applied = uint64(reader.Meta().Applied)
 		}
 		run.lastMu.Lock()
 		report.LastIndex, report.LastTerm = run.lastIndex, run.lastTerm

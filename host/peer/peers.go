@@ -61,6 +61,10 @@ type Backend interface {
 	ProposeCatalog(ctx context.Context, command []byte) (result []byte, err error)
 	// Reports are this host's replicas, and the version of its catalog.
 	Reports() (shards []ShardReport, catalogVersion uint64)
+	// CopiesReported takes what another host's full replicas have on disk; it must not block. CopiesEnded says that
+	// nothing more comes from that host.
+	CopiesReported(hostID uint64, reports []CopyReport)
+	CopiesEnded(hostID uint64)
 }
 
 // Config says how Peers is made; all fields are required.
@@ -93,6 +97,7 @@ type Peers struct {
 	mu      sync.Mutex
 	clients map[uint64]*http.Client
 	others  map[uint64]*other
+	copies  map[uint64]*copySender
 	closed  bool
 }
 
@@ -106,6 +111,7 @@ func New(cfg Config) *Peers {
 		mux:       http.NewServeMux(),
 		clients:   make(map[uint64]*http.Client),
 		others:    make(map[uint64]*other),
+		copies:    make(map[uint64]*copySender),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	var both, h2 http.Protocols

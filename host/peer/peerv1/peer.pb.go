@@ -657,6 +657,163 @@ func (x *ShardReport) GetGone() bool {
 	return false
 }
 
+type CopiesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reports       []*CopyReport          `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopiesRequest) Reset() {
+	*x = CopiesRequest{}
+	mi := &file_peerv1_peer_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopiesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopiesRequest) ProtoMessage() {}
+
+func (x *CopiesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_peerv1_peer_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopiesRequest.ProtoReflect.Descriptor instead.
+func (*CopiesRequest) Descriptor() ([]byte, []int) {
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CopiesRequest) GetReports() []*CopyReport {
+	if x != nil {
+		return x.Reports
+	}
+	return nil
+}
+
+type CopyReport struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ShardId   uint64                 `protobuf:"varint,1,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`
+	ReplicaId uint64                 `protobuf:"varint,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	// The last entry that is durable here, and its term.
+	DurableIndex  uint64 `protobuf:"varint,3,opt,name=durable_index,json=durableIndex,proto3" json:"durable_index,omitempty"`
+	DurableTerm   uint64 `protobuf:"varint,4,opt,name=durable_term,json=durableTerm,proto3" json:"durable_term,omitempty"`
+	AppliedIndex  uint64 `protobuf:"varint,5,opt,name=applied_index,json=appliedIndex,proto3" json:"applied_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyReport) Reset() {
+	*x = CopyReport{}
+	mi := &file_peerv1_peer_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyReport) ProtoMessage() {}
+
+func (x *CopyReport) ProtoReflect() protoreflect.Message {
+	mi := &file_peerv1_peer_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
+func (*CopyReport) Descriptor() ([]byte, []int) {
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CopyReport) GetShardId() uint64 {
+	if x != nil {
+		return x.ShardId
+	}
+	return 0
+}
+
+func (x *CopyReport) GetReplicaId() uint64 {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return 0
+}
+
+func (x *CopyReport) GetDurableIndex() uint64 {
+	if x != nil {
+		return x.DurableIndex
+	}
+	return 0
+}
+
+func (x *CopyReport) GetDurableTerm() uint64 {
+	if x != nil {
+		return x.DurableTerm
+	}
+	return 0
+}
+
+func (x *CopyReport) GetAppliedIndex() uint64 {
+	if x != nil {
+		return x.AppliedIndex
+	}
+	return 0
+}
+
+type CopiesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopiesResponse) Reset() {
+	*x = CopiesResponse{}
+	mi := &file_peerv1_peer_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopiesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopiesResponse) ProtoMessage() {}
+
+func (x *CopiesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_peerv1_peer_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopiesResponse.ProtoReflect.Descriptor instead.
+func (*CopiesResponse) Descriptor() ([]byte, []int) {
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{13}
+}
+
 // ErrorDetail is a failure or a refusal with its registry code (queue/code), as a detail of a connect error.
 type ErrorDetail struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -675,7 +832,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_peerv1_peer_proto_msgTypes[11]
+	mi := &file_peerv1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +844,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[11]
+	mi := &file_peerv1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +857,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{11}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -813,7 +970,18 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\tlast_term\x18\x05 \x01(\x04R\blastTerm\x12\x1b\n" +
 	"\tleader_id\x18\x06 \x01(\x04R\bleaderId\x12\x12\n" +
 	"\x04term\x18\a \x01(\x04R\x04term\x12\x12\n" +
-	"\x04gone\x18\b \x01(\bR\x04gone\"\x81\x02\n" +
+	"\x04gone\x18\b \x01(\bR\x04gone\"D\n" +
+	"\rCopiesRequest\x123\n" +
+	"\areports\x18\x01 \x03(\v2\x19.tierq.peer.v1.CopyReportR\areports\"\xb3\x01\n" +
+	"\n" +
+	"CopyReport\x12\x19\n" +
+	"\bshard_id\x18\x01 \x01(\x04R\ashardId\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\x04R\treplicaId\x12#\n" +
+	"\rdurable_index\x18\x03 \x01(\x04R\fdurableIndex\x12!\n" +
+	"\fdurable_term\x18\x04 \x01(\x04R\vdurableTerm\x12#\n" +
+	"\rapplied_index\x18\x05 \x01(\x04R\fappliedIndex\"\x10\n" +
+	"\x0eCopiesResponse\"\x81\x02\n" +
 	"\vErrorDetail\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\rR\x04code\x12\x16\n" +
 	"\x06effect\x18\x02 \x01(\rR\x06effect\x12\x12\n" +
@@ -825,13 +993,14 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"leaderHost\x12\x1d\n" +
 	"\n" +
 	"leader_api\x18\b \x01(\tR\tleaderApi\x12$\n" +
-	"\x0eretry_after_ms\x18\t \x01(\rR\fretryAfterMs2\xa7\x03\n" +
+	"\x0eretry_after_ms\x18\t \x01(\rR\fretryAfterMs2\xf0\x03\n" +
 	"\vPeerService\x12B\n" +
 	"\x05Hello\x12\x1b.tierq.peer.v1.HelloRequest\x1a\x1c.tierq.peer.v1.HelloResponse\x12W\n" +
 	"\fWatchCatalog\x12\".tierq.peer.v1.WatchCatalogRequest\x1a#.tierq.peer.v1.WatchCatalogResponse\x12U\n" +
 	"\vReadCatalog\x12!.tierq.peer.v1.ReadCatalogRequest\x1a#.tierq.peer.v1.WatchCatalogResponse\x12]\n" +
 	"\x0eProposeCatalog\x12$.tierq.peer.v1.ProposeCatalogRequest\x1a%.tierq.peer.v1.ProposeCatalogResponse\x12E\n" +
-	"\x06Report\x12\x1c.tierq.peer.v1.ReportRequest\x1a\x1d.tierq.peer.v1.ReportResponseB0Z.github.com/tierq/tierq/host/peer/peerv1;peerv1b\x06proto3"
+	"\x06Report\x12\x1c.tierq.peer.v1.ReportRequest\x1a\x1d.tierq.peer.v1.ReportResponse\x12G\n" +
+	"\x06Copies\x12\x1c.tierq.peer.v1.CopiesRequest\x1a\x1d.tierq.peer.v1.CopiesResponse(\x01B0Z.github.com/tierq/tierq/host/peer/peerv1;peerv1b\x06proto3"
 
 var (
 	file_peerv1_peer_proto_rawDescOnce sync.Once
@@ -845,7 +1014,7 @@ func file_peerv1_peer_proto_rawDescGZIP() []byte {
 	return file_peerv1_peer_proto_rawDescData
 }
 
-var file_peerv1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_peerv1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_peerv1_peer_proto_goTypes = []any{
 	(*HelloRequest)(nil),           // 0: tierq.peer.v1.HelloRequest
 	(*HelloResponse)(nil),          // 1: tierq.peer.v1.HelloResponse
@@ -858,26 +1027,32 @@ var file_peerv1_peer_proto_goTypes = []any{
 	(*ReportRequest)(nil),          // 8: tierq.peer.v1.ReportRequest
 	(*ReportResponse)(nil),         // 9: tierq.peer.v1.ReportResponse
 	(*ShardReport)(nil),            // 10: tierq.peer.v1.ShardReport
-	(*ErrorDetail)(nil),            // 11: tierq.peer.v1.ErrorDetail
+	(*CopiesRequest)(nil),          // 11: tierq.peer.v1.CopiesRequest
+	(*CopyReport)(nil),             // 12: tierq.peer.v1.CopyReport
+	(*CopiesResponse)(nil),         // 13: tierq.peer.v1.CopiesResponse
+	(*ErrorDetail)(nil),            // 14: tierq.peer.v1.ErrorDetail
 }
 var file_peerv1_peer_proto_depIdxs = []int32{
 	2,  // 0: tierq.peer.v1.HelloResponse.members:type_name -> tierq.peer.v1.CatalogMember
 	10, // 1: tierq.peer.v1.ReportRequest.shards:type_name -> tierq.peer.v1.ShardReport
-	0,  // 2: tierq.peer.v1.PeerService.Hello:input_type -> tierq.peer.v1.HelloRequest
-	3,  // 3: tierq.peer.v1.PeerService.WatchCatalog:input_type -> tierq.peer.v1.WatchCatalogRequest
-	5,  // 4: tierq.peer.v1.PeerService.ReadCatalog:input_type -> tierq.peer.v1.ReadCatalogRequest
-	6,  // 5: tierq.peer.v1.PeerService.ProposeCatalog:input_type -> tierq.peer.v1.ProposeCatalogRequest
-	8,  // 6: tierq.peer.v1.PeerService.Report:input_type -> tierq.peer.v1.ReportRequest
-	1,  // 7: tierq.peer.v1.PeerService.Hello:output_type -> tierq.peer.v1.HelloResponse
-	4,  // 8: tierq.peer.v1.PeerService.WatchCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
-	4,  // 9: tierq.peer.v1.PeerService.ReadCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
-	7,  // 10: tierq.peer.v1.PeerService.ProposeCatalog:output_type -> tierq.peer.v1.ProposeCatalogResponse
-	9,  // 11: tierq.peer.v1.PeerService.Report:output_type -> tierq.peer.v1.ReportResponse
-	7,  // [7:12] is the sub-list for method output_type
-	2,  // [2:7] is the sub-list for method input_type
-	2,  // [2:2] is the sub-list for extension type_name
-	2,  // [2:2] is the sub-list for extension extendee
-	0,  // [0:2] is the sub-list for field type_name
+	12, // 2: tierq.peer.v1.CopiesRequest.reports:type_name -> tierq.peer.v1.CopyReport
+	0,  // 3: tierq.peer.v1.PeerService.Hello:input_type -> tierq.peer.v1.HelloRequest
+	3,  // 4: tierq.peer.v1.PeerService.WatchCatalog:input_type -> tierq.peer.v1.WatchCatalogRequest
+	5,  // 5: tierq.peer.v1.PeerService.ReadCatalog:input_type -> tierq.peer.v1.ReadCatalogRequest
+	6,  // 6: tierq.peer.v1.PeerService.ProposeCatalog:input_type -> tierq.peer.v1.ProposeCatalogRequest
+	8,  // 7: tierq.peer.v1.PeerService.Report:input_type -> tierq.peer.v1.ReportRequest
+	11, // 8: tierq.peer.v1.PeerService.Copies:input_type -> tierq.peer.v1.CopiesRequest
+	1,  // 9: tierq.peer.v1.PeerService.Hello:output_type -> tierq.peer.v1.HelloResponse
+	4,  // 10: tierq.peer.v1.PeerService.WatchCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
+	4,  // 11: tierq.peer.v1.PeerService.ReadCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
+	7,  // 12: tierq.peer.v1.PeerService.ProposeCatalog:output_type -> tierq.peer.v1.ProposeCatalogResponse
+	9,  // 13: tierq.peer.v1.PeerService.Report:output_type -> tierq.peer.v1.ReportResponse
+	13, // 14: tierq.peer.v1.PeerService.Copies:output_type -> tierq.peer.v1.CopiesResponse
+	9,  // [9:15] is the sub-list for method output_type
+	3,  // [3:9] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_peerv1_peer_proto_init() }
@@ -891,7 +1066,7 @@ func file_peerv1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_peerv1_peer_proto_rawDesc), len(file_peerv1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -48,6 +48,8 @@ const (
 	PeerServiceProposeCatalogProcedure = "/tierq.peer.v1.PeerService/ProposeCatalog"
 	// PeerServiceReportProcedure is the fully-qualified name of the PeerService's Report RPC.
 	PeerServiceReportProcedure = "/tierq.peer.v1.PeerService/Report"
+	// PeerServiceCopiesProcedure is the fully-qualified name of the PeerService's Copies RPC.
+	PeerServiceCopiesProcedure = "/tierq.peer.v1.PeerService/Copies"
 )
 
 // PeerServiceClient is a client for the tierq.peer.v1.PeerService service.
@@ -64,6 +66,9 @@ type PeerServiceClient interface {
 	ProposeCatalog(context.Context, *connect.Request[peerv1.ProposeCatalogRequest]) (*connect.Response[peerv1.ProposeCatalogResponse], error)
 	// Report exchanges what two hosts tell about themselves.
 	Report(context.Context, *connect.Request[peerv1.ReportRequest]) (*connect.Response[peerv1.ReportResponse], error)
+	// Copies tells a leader's host, as it moves, how far the caller's full replicas have the shards on disk. The stream lasts as
+	// long as the connection: its end means that nothing more will be told.
+	Copies(context.Context) *connect.ClientStreamForClient[peerv1.CopiesRequest, peerv1.CopiesResponse]
 }
 
 // NewPeerServiceClient constructs a client for the tierq.peer.v1.PeerService service. By default,
@@ -107,6 +112,12 @@ func NewPeerServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(peerServiceMethods.ByName("Report")),
 			connect.WithClientOptions(opts...),
 		),
+		copies: connect.NewClient[peerv1.CopiesRequest, peerv1.CopiesResponse](
+			httpClient,
+			baseURL+PeerServiceCopiesProcedure,
+			connect.WithSchema(peerServiceMethods.ByName("Copies")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -117,6 +128,7 @@ type peerServiceClient struct {
 	readCatalog    *connect.Client[peerv1.ReadCatalogRequest, peerv1.WatchCatalogResponse]
 	proposeCatalog *connect.Client[peerv1.ProposeCatalogRequest, peerv1.ProposeCatalogResponse]
 	report         *connect.Client[peerv1.ReportRequest, peerv1.ReportResponse]
+	copies         *connect.Client[peerv1.CopiesRequest, peerv1.CopiesResponse]
 }
 
 // Hello calls tierq.peer.v1.PeerService.Hello.
@@ -144,6 +156,11 @@ func (c *peerServiceClient) Report(ctx context.Context, req *connect.Request[pee
 	return c.report.CallUnary(ctx, req)
 }
 
+// Copies calls tierq.peer.v1.PeerService.Copies.
+func (c *peerServiceClient) Copies(ctx context.Context) *connect.ClientStreamForClient[peerv1.CopiesRequest, peerv1.CopiesResponse] {
+	return c.copies.CallClientStream(ctx)
+}
+
 // PeerServiceHandler is an implementation of the tierq.peer.v1.PeerService service.
 type PeerServiceHandler interface {
 	// Hello says who a host is. It alone is answered whatever fleet the caller belongs to.
@@ -158,6 +175,9 @@ type PeerServiceHandler interface {
 	ProposeCatalog(context.Context, *connect.Request[peerv1.ProposeCatalogRequest]) (*connect.Response[peerv1.ProposeCatalogResponse], error)
 	// Report exchanges what two hosts tell about themselves.
 	Report(context.Context, *connect.Request[peerv1.ReportRequest]) (*connect.Response[peerv1.ReportResponse], error)
+	// Copies tells a leader's host, as it moves, how far the caller's full replicas have the shards on disk. The stream lasts as
+	// long as the connection: its end means that nothing more will be told.
+	Copies(context.Context, *connect.ClientStream[peerv1.CopiesRequest]) (*connect.Response[peerv1.CopiesResponse], error)
 }
 
 // NewPeerServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -197,6 +217,12 @@ func NewPeerServiceHandler(svc PeerServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(peerServiceMethods.ByName("Report")),
 		connect.WithHandlerOptions(opts...),
 	)
+	peerServiceCopiesHandler := connect.NewClientStreamHandler(
+		PeerServiceCopiesProcedure,
+		svc.Copies,
+		connect.WithSchema(peerServiceMethods.ByName("Copies")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/tierq.peer.v1.PeerService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case PeerServiceHelloProcedure:
@@ -209,6 +235,8 @@ func NewPeerServiceHandler(svc PeerServiceHandler, opts ...connect.HandlerOption
 			peerServiceProposeCatalogHandler.ServeHTTP(w, r)
 		case PeerServiceReportProcedure:
 			peerServiceReportHandler.ServeHTTP(w, r)
+		case PeerServiceCopiesProcedure:
+			peerServiceCopiesHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -236,4 +264,8 @@ func (UnimplementedPeerServiceHandler) ProposeCatalog(context.Context, *connect.
 
 func (UnimplementedPeerServiceHandler) Report(context.Context, *connect.Request[peerv1.ReportRequest]) (*connect.Response[peerv1.ReportResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.peer.v1.PeerService.Report is not implemented"))
+}
+
+func (UnimplementedPeerServiceHandler) Copies(context.Context, *connect.ClientStream[peerv1.CopiesRequest]) (*connect.Response[peerv1.CopiesResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.peer.v1.PeerService.Copies is not implemented"))
 }

@@ -1,0 +1,247 @@
+package host
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/peer"
+	"github.com/tierq/tierq/queue"
+)
+
+// copyTimeout is how long a full replica may make no progress on an entry that waits for it before it is no more in
+// sync.
+const copyTimeout = 300 * time.Millisecond
+
+// copies is what the hosts of this host's shards told about their full replicas' disks (G1). A shard of two full
+// replicas and a witness commits when the leader and the witness have an entry, so whether a second disk holds the
+// bodies must be told by the other full replica.
+//
+// A report counts for index i if its term is the leader's and durable >= i: by Raft's log matching the whole prefix is
+// then the leader's. Else only if applied >= i: what is applied is committed, and on that disk.
+type copies struct {
+	mu     sync.Mutex
+	shards map[uint64]*shardCopies
+}
+
+type shardCopies struct {
+	replicas map[uint64]*copyState // by replica id, without this host's own
+	changed  chan struct{}         // closed and replaced at every report
+}
+
+// copyState is one other full replica.
+type copyState struct {
+	host    uint64
+	report  peer.CopyReport
+	at      time.Time // of the last progress
+	inSync  bool
+	rejoin  uint64 // the applied index at which it is in sync again; 0: not asked yet
+	present bool   // its host's stream is open
+}
+
+func newCopies() *copies { return &copies{shards: map[uint64]*shardCopies{}} }
+
+func (c *copies) shardLocked(shard uint64) *shardCopies {
+	s, ok := c.shards[shard]
+	if !ok {
+		s = &shardCopies{replicas: map[uint64]*copyState{}, changed: make(chan struct{})}
+		c.shards[shard] = s
+	}
+	return s
+}
+
+func (s *shardCopies) signalLocked() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// CopiesReported implements peer.Backend.
+func (b *peerBackend) CopiesReported(hostID uint64, reports []peer.CopyReport) {
+	h := b.h
+	for _, r := range reports {
+		applied := uint64(0)
+		if v, ok := h.replicas.Load(r.Shard); ok {
+			applied = v.(*running).applied.Load()
+		}
+		h.copies.report(hostID, r, applied)
+	}
+}
+
+// CopiesEnded implements peer.Backend: a broken connection puts the host's replicas out of sync at once.
+func (b *peerBackend) CopiesEnded(hostID uint64) { b.h.copies.ended(hostID) }
+
+func (c *copies) report(hostID uint64, r peer.CopyReport, leaderApplied uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.shardLocked(r.Shard)
+	st, ok := s.replicas[r.Replica]
+	if !ok {
+		st = &copyState{}
+		s.replicas[r.Replica] = st
+	}
+	st.host, st.report, st.at, st.present = hostID, r, time.Now(), true
+	if !st.inSync {
+		if st.rejoin == 0 {
+			st.rejoin = max(leaderApplied, 1)
+		}
+		if st.inSync = r.Applied >= st.rejoin; st.inSync {
+			st.rejoin = 0
+		}
+	}
+	s.signalLocked()
+}
+
+func (c *copies) ended(hostID uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.shards {
+		for _, st := range s.replicas {
+			if st.host == hostID {
+				st.inSync, st.present, st.rejoin = false, false, 0
+			}
+		}
+		s.signalLocked()
+	}
+}
+
+// forget drops what is known of a shard; its replica on this host has stopped.
+func (c *copies) forget(shard uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s, ok := c.shards[shard]; ok {
+		s.signalLocked()
+		delete(c.shards, shard)
+	}
+}
+
+// covers says whether a report counts for an index under the leader's term.
+func covers(r peer.CopyReport, term, index uint64) bool {
+	return r.Term == term && r.Durable >= index || r.Applied >= index
+}
+
+// look counts the disks beside this host's that hold an index, and those that may yet.
+func (c *copies) look(shard, term, index uint64) (have, may int, changed <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.shardLocked(shard)
+	for _, st := range s.replicas {
+		switch {
+		case st.present && covers(st.report, term, index):
+			have++
+		case st.inSync:
+			may++
+		}
+	}
+	return have, may, s.changed
+}
+
+// late puts the replicas out of sync that have made no progress for copyTimeout on an index that waits for them.
+func (c *copies) late(shard, term, index uint64, since time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.shardLocked(shard)
+	for _, st := range s.replicas {
+		progress := st.at
+		if since.After(progress) {
+			progress = since
+		}
+		if st.inSync && !covers(st.report, term, index) && time.Since(progress) >= copyTimeout {
+			st.inSync, st.rejoin = false, 0
+		}
+	}
+	s.signalLocked()
+}
+
+// inSync counts the other full replicas that are in sync.
+func (c *copies) inSync(shard uint64) (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s, ok := c.shards[shard]; ok {
+		for _, st := range s.replicas {
+			if st.inSync {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// needsReports says whether a shard's commits may leave the bodies on one disk: it has two full replicas and a witness.
+// With three full replicas and no witness every quorum holds two.
+func needsReports(p catalog.Placement) bool {
+	for _, r := range p.Replicas {
+		if r.Birth == catalog.BirthWitness && r.State != catalog.ReplicaRemoved {
+			return true
+		}
+	}
+	return false
+}
+
+// InSync returns how many full replicas of a shard that this host leads are in sync, this host's included.
+func (h *RaftHost) InSync(shard uint64) int {
+	p, ok := h.placement(shard)
+	if !ok {
+		return 1
+	}
+	if !needsReports(p) {
+		return 2
+	}
+	return 1 + h.copies.inSync(shard)
+}
+
+// AwaitCopies waits until two full replicas have a committed entry of a shard that this host leads on disk, and returns
+// 2, or 1 as soon as no other full replica is in sync (G1). It returns at the latest when ctx ends.
+func (h *RaftHost) AwaitCopies(ctx context.Context, shard uint64, index queue.Index) int {
+	p, ok := h.placement(shard)
+	if ok && !needsReports(p) {
+		return 2
+	}
+	_, term := h.ownLeader(shard)
+	began := time.Now()
+	var timer *time.Timer
+	for {
+		have, may, changed := h.copies.look(shard, term, uint64(index))
+		if have > 0 {
+			return 2
+		}
+		if may == 0 {
+			return 1
+		}
+		if timer == nil {
+			timer = time.NewTimer(copyTimeout)
+			defer timer.Stop()
+		}
+		select {
+		case <-changed:
+		case <-timer.C:
+			h.copies.late(shard, term, uint64(index), began)
+			timer.Reset(copyTimeout / 3)
+		case <-ctx.Done():
+			return 1
+		case <-h.ctx.Done():
+			return 1
+		}
+	}
+}
+
+// tellCopy tells the leader's host what this host's full replica has on disk. It is called by the log's and the apply
+// goroutines and does not block.
+func (h *RaftHost) tellCopy(run *running) {
+	if run.witness || run.shard == catalog.ShardID || !run.hasWitness.Load() {
+		return
+	}
+	leader, _ := h.ownLeader(run.shard)
+	if leader == 0 || leader == run.id {
+		return
+	}
+	host, ok := h.hostOf(run.shard, leader)
+	if !ok || host == h.cfg.HostID {
+		return
+	}
+	r := peer.CopyReport{Shard: run.shard, Replica: uint64(run.id), Applied: run.applied.Load()}
+	run.lastMu.Lock()
+	r.Durable, r.Term = run.lastIndex, run.lastTerm
+	run.lastMu.Unlock()
+	h.peers.ReportCopy(host, r)
+}

@@ -1,0 +1,165 @@
+package peer
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/peer/peerv1"
+)
+
+// CopyReport is how far a full replica has its shard on this host's disk.
+type CopyReport struct {
+	Shard, Replica uint64
+	Durable, Term  uint64 // the last durable entry
+	Applied        uint64
+}
+
+// copyRetry is the pause before a broken stream of reports is opened again.
+const copyRetry = 100 * time.Millisecond
+
+// copySender tells one host about copies: what waits is one report a shard, so what moves while a send is under way
+// costs one more.
+type copySender struct {
+	p      *Peers
+	hostID uint64
+
+	mu      sync.Mutex
+	waiting map[uint64]CopyReport
+	latest  map[uint64]CopyReport // told again on a new stream
+	wake    chan struct{}
+}
+
+// ReportCopy tells a host about a replica of this one; it does not block. Reports of one shard are told in order, and
+// only the last of those that wait.
+func (p *Peers) ReportCopy(hostID uint64, r CopyReport) {
+	if s := p.copySender(hostID); s != nil {
+		s.put(r)
+	}
+}
+
+// copySender returns a host's sender; nil after Close.
+func (p *Peers) copySender(hostID uint64) *copySender {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.copies[hostID]
+	if ok || p.closed {
+		return s
+	}
+	s = &copySender{p: p, hostID: hostID, waiting: map[uint64]CopyReport{}, latest: map[uint64]CopyReport{}, wake: make(chan struct{}, 1)}
+	p.copies[hostID] = s
+	p.tasks.Add(1)
+	go func() {
+		defer p.tasks.Done()
+		s.run()
+	}()
+	return s
+}
+
+func (s *copySender) put(r CopyReport) {
+	s.mu.Lock()
+	s.waiting[r.Shard] = r
+	s.latest[r.Shard] = r
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run keeps a stream open while there is something to tell.
+func (s *copySender) run() {
+	ctx := s.p.ctx
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+		}
+		err := s.stream(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		s.p.log.Debug("reports of copies broke off", zap.Uint64("peer", s.hostID), zap.Error(err))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(copyRetry):
+		}
+		s.again()
+	}
+}
+
+// again makes everything wait that the last stream told, and wakes the sender.
+func (s *copySender) again() {
+	s.mu.Lock()
+	for shard, r := range s.latest {
+		s.waiting[shard] = r
+	}
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// stream sends until it fails or ctx ends.
+func (s *copySender) stream(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := s.p.Service(s.hostID).Copies(ctx)
+	for {
+		if m := s.take(); len(m.Reports) > 0 {
+			if err := c.Send(m); err != nil {
+				_, rerr := c.CloseAndReceive()
+				if rerr != nil {
+					return rerr
+				}
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.wake:
+		}
+	}
+}
+
+func (s *copySender) take() *peerv1.CopiesRequest {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := &peerv1.CopiesRequest{Reports: make([]*peerv1.CopyReport, 0, len(s.waiting))}
+	for _, r := range s.waiting {
+		m.Reports = append(m.Reports, &peerv1.CopyReport{
+			ShardId: r.Shard, ReplicaId: r.Replica, DurableIndex: r.Durable, DurableTerm: r.Term, AppliedIndex: r.Applied,
+		})
+	}
+	clear(s.waiting)
+	return m
+}
+
+// Copies takes another host's reports until its stream ends.
+func (s *service) Copies(_ context.Context, stream *connect.ClientStream[peerv1.CopiesRequest]) (*connect.Response[peerv1.CopiesResponse], error) {
+	hostID, err := strconv.ParseUint(stream.RequestHeader().Get(hostHeader), 10, 64)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, err)
+	}
+	defer s.p.cfg.Backend.CopiesEnded(hostID)
+	for stream.Receive() {
+		m := stream.Msg()
+		reports := make([]CopyReport, len(m.Reports))
+		for i, r := range m.Reports {
+			reports[i] = CopyReport{Shard: r.ShardId, Replica: r.ReplicaId, Durable: r.DurableIndex, Term: r.DurableTerm, Applied: r.AppliedIndex}
+		}
+		s.p.cfg.Backend.CopiesReported(hostID, reports)
+	}
+	if err := stream.Err(); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&peerv1.CopiesResponse{}), nil
+}
