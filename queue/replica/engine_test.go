@@ -1,0 +1,115 @@
+package replica_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/lni/dragonboat/v4"
+	"github.com/lni/dragonboat/v4/config"
+	sm "github.com/lni/dragonboat/v4/statemachine"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/replica"
+	"github.com/tierq/tierq/queue/store"
+)
+
+// host is a NodeHost with one replica of shard 7 on a store in memory.
+type host struct {
+	nh        *dragonboat.NodeHost
+	store     *store.Store
+	address   string
+	replica   *replica.Replica
+	installed chan queue.Index
+	stuck     chan error
+}
+
+func newHost(t *testing.T) *host {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	h := &host{address: l.Addr().String(), installed: make(chan queue.Index, 8), stuck: make(chan error, 8)}
+	require.NoError(t, l.Close())
+	h.store, err = store.Open("store", store.Options{FS: vfs.NewMem(), MemTableBytes: 4 << 20})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, h.store.Close()) })
+	c := config.NodeHostConfig{NodeHostDir: t.TempDir(), RTTMillisecond: 10, RaftAddress: h.address}
+	c.Expert.LogDB = config.GetTinyMemLogDBConfig()
+	h.nh, err = dragonboat.NewNodeHost(c)
+	require.NoError(t, err)
+	t.Cleanup(h.nh.Close)
+	return h
+}
+
+func (h *host) start(t *testing.T, id uint64, members map[uint64]string, join bool) {
+	t.Helper()
+	opts := replica.Options{Store: h.store, Installer: plain{}, EvidenceDir: t.TempDir(),
+		OnInstalled: func(_, _ uint64, index queue.Index) { h.installed <- index },
+		OnStuck:     func(_, _ uint64, err error, _ string) { h.stuck <- err },
+	}
+	create := func(shard, id uint64) sm.IOnDiskStateMachine {
+		h.replica = replica.New(shard, id, opts)
+		return h.replica
+	}
+	c := config.Config{ShardID: 7, ReplicaID: id, ElectionRTT: 20, HeartbeatRTT: 2, CheckQuorum: true, PreVote: true, IsNonVoting: join}
+	require.NoError(t, h.nh.StartOnDiskReplica(members, join, create, c))
+}
+
+func (h *host) propose(t *testing.T, cmd []byte) sm.Result {
+	t.Helper()
+	var r sm.Result
+	require.Eventually(t, func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		var err error
+		r, err = h.nh.SyncPropose(ctx, h.nh.GetNoOPSession(7), cmd)
+		return err == nil
+	}, 20*time.Second, 10*time.Millisecond)
+	return r
+}
+
+// TestOnTheEngine runs the adapter below a real NodeHost: proposals, a snapshot streamed to a new replica whose log
+// is gone at the leader, and a poison entry that stops the shard and not the host.
+func TestOnTheEngine(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts two hosts")
+	}
+	a, b := newHost(t), newHost(t)
+	a.start(t, 1, map[uint64]string{1: a.address}, false)
+	for i := range 20 {
+		cmd, err := queue.EncodeCommand(nil, publish(fmt.Sprint("message ", i)))
+		require.NoError(t, err)
+		require.EqualValues(t, code.OK, a.propose(t, cmd).Value)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	_, err := a.nh.SyncRequestSnapshot(ctx, 7, dragonboat.SnapshotOption{OverrideCompactionOverhead: true, CompactionOverhead: 1})
+	require.NoError(t, err)
+	require.NoError(t, a.nh.SyncRequestAddNonVoting(ctx, 7, 2, b.address, 0))
+	b.start(t, 2, nil, true)
+	require.GreaterOrEqual(t, <-b.installed, queue.Index(20))
+	cmd, err := queue.EncodeCommand(nil, publish("after"))
+	require.NoError(t, err)
+	a.propose(t, cmd)
+	require.Eventually(t, func() bool { return b.replica.Reader().Meta().Last == 21 }, 20*time.Second, 5*time.Millisecond)
+	ia, da, err := a.replica.Reader().Digest()
+	require.NoError(t, err)
+	ib, db, err := b.replica.Reader().Digest()
+	require.NoError(t, err)
+	require.Equal(t, ia, ib)
+	require.Equal(t, da, db)
+
+	_, err = a.nh.Propose(a.nh.GetNoOPSession(7), []byte{1, 99}, time.Second)
+	require.NoError(t, err)
+	for _, h := range []*host{a, b} {
+		var poison *queue.PoisonError
+		require.ErrorAs(t, <-h.stuck, &poison)
+		require.NoError(t, h.nh.StopShard(7))
+		require.Equal(t, ia, h.replica.Reader().Meta().Applied)
+	}
+}
