@@ -35,9 +35,10 @@ func appendBool(dst []byte, v bool) []byte {
 // decoder reads an encoding from front to back. It keeps the first error, after which every read gives zero values;
 // callers look at err once at the end. Slices that it returns alias the input.
 type decoder struct {
-	b   []byte
-	off int
-	err error
+	b    []byte
+	off  int
+	err  error
+	slab []Message // messages not yet given out
 }
 
 func (d *decoder) failf(format string, args ...any) {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -463,4 +464,23 @@ func TestSuccessor(t *testing.T) {
 	require.Equal(t, []byte{2}, successor([]byte{1, 0xff}))
 	max := binary.BigEndian.AppendUint64(nil, math.MaxUint64)
 	require.Greater(t, string(successor(max)), string(appendPrefix(nil, math.MaxUint64, math.MaxUint64-1))+"\xff\xff\xff")
+}
+
+func TestDiskUsage(t *testing.T) {
+	s := openMem(t)
+	h, other := shard(t, s, 3), shard(t, s, 4)
+	value := make([]byte, 200<<10)
+	_, err := rand.Read(value)
+	require.NoError(t, err)
+	put(t, h, "a", string(value))
+	put(t, other, "a", "small")
+	s.Sync()
+	n, err := h.DiskUsage()
+	require.NoError(t, err)
+	require.Greater(t, n, uint64(150<<10))
+	small, err := other.DiskUsage()
+	require.NoError(t, err)
+	require.Less(t, small, n)
+	require.GreaterOrEqual(t, s.DiskUsage(), n)
+	require.Positive(t, s.Metrics().Flush.Count)
 }
