@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/lni/dragonboat/v4"
 
@@ -175,18 +176,19 @@ type Membership struct {
 
 // Membership reads a shard's membership, linearizably, at this host's full replica.
 func (h *RaftHost) Membership(ctx context.Context, shard uint64) (Membership, error) {
-	if err := h.ReadIndex(ctx, shard); err != nil {
+	if _, err := h.running(shard); err != nil {
 		return Membership{}, err
 	}
 	ctx, cancel := h.deadline(ctx)
 	defer cancel()
+	defer context.AfterFunc(h.ctx, cancel)()
 	if !h.gate.enter() {
 		return Membership{}, shuttingDown()
 	}
-	defer h.gate.leave()
+	defer h.gate.leave() // the engine answers at once when ctx ends
 	m, err := h.nodeHost.SyncGetShardMembership(ctx, shard)
 	if err != nil {
-		return Membership{}, notProposed(shard, err)
+		return Membership{}, readFailed(shard, err)
 	}
 	out := Membership{
 		ChangeID: m.ConfigChangeID, Full: hosts(m.Nodes), NonVoting: hosts(m.NonVotings), Witnesses: hosts(m.Witnesses),
@@ -195,6 +197,57 @@ func (h *RaftHost) Membership(ctx context.Context, shard uint64) (Membership, er
 		out.Removed = append(out.Removed, queue.ReplicaID(id))
 	}
 	return out, nil
+}
+
+// readFailed sorts the errors of a read, none of which has an effect.
+func readFailed(shard uint64, err error) *code.Error {
+	e := notProposed(shard, err)
+	if errors.Is(err, dragonboat.ErrTimeout) || errors.Is(err, dragonboat.ErrCanceled) {
+		return noLeader(shard, err)
+	}
+	return e
+}
+
+// Drain hands the leadership of every shard that this host leads to another host that is alive, so that stopping this one does
+// not interrupt them. It stops when ctx ends, and returns how many shards this host still leads.
+func (h *RaftHost) Drain(ctx context.Context) (led int) {
+	h.replicas.Range(func(_, v any) bool {
+		run := v.(*running)
+		leader, _ := h.ownLeader(run.shard)
+		if leader != run.id || run.witness {
+			return true
+		}
+		if to := h.successor(run); to == 0 || h.handOver(ctx, run.shard, to) != nil {
+			led++
+		}
+		return true
+	})
+	return led
+}
+
+// handOverTimeout bounds one transfer of Drain: one that takes longer than an election is not worth waiting for.
+const handOverTimeout = time.Second
+
+func (h *RaftHost) handOver(ctx context.Context, shard uint64, to queue.ReplicaID) error {
+	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
+	defer cancel()
+	return h.TransferLeader(ctx, shard, to)
+}
+
+// successor returns another full replica of a shard on a host that is alive, 0 if there is none; the one that reports the most.
+func (h *RaftHost) successor(run *running) (to queue.ReplicaID) {
+	p, _ := h.placement(run.shard)
+	var most uint64
+	for _, r := range p.Replicas {
+		if r.ID == run.id || r.Birth == catalog.BirthWitness || r.State != catalog.ReplicaStarted {
+			continue
+		}
+		report, ok := h.peers.Reported(r.HostID, run.shard)
+		if alive, _ := h.Alive(r.HostID); ok && alive && (to == 0 || report.LastIndex > most) {
+			to, most = r.ID, report.LastIndex
+		}
+	}
+	return to
 }
 
 // hosts reads targets.

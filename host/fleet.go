@@ -27,6 +27,8 @@ const (
 	joinPause    = 100 * time.Millisecond
 	// joinReminder is how often a host that waits for others says so.
 	joinReminder = 10 * time.Second
+	// catalogAttempt bounds one attempt to propose a catalog command.
+	catalogAttempt = 2 * time.Second
 	// copyInterval bounds how often a host that follows the catalog writes its copy.
 	copyInterval = time.Second
 )
@@ -438,8 +440,8 @@ func (h *RaftHost) ProposeCatalog(ctx context.Context, c catalog.Command) (catal
 	defer cancel()
 	b := catalog.Encode(c)
 	effect := code.EffectNone
-	for {
-		r, err := h.proposeCatalogOnce(ctx, b)
+	for here := h.holdsCatalog(); ; here = !here && h.holdsCatalog() {
+		r, err := h.proposeCatalogOnce(ctx, b, here)
 		if err == nil {
 			h.AwaitCatalog(ctx, r.Version) //nolint:errcheck // the command was answered, which is what counts
 			return r, nil
@@ -464,16 +466,18 @@ func worthRepeating(e *code.Error) bool {
 	return e.Effect == code.EffectMaybe || e.Code == code.NotReplica || e.Code.Info().Class == code.ClassTransient
 }
 
-func (h *RaftHost) proposeCatalogOnce(ctx context.Context, command []byte) (catalog.Result, error) {
-	if h.holdsCatalog() {
+// proposeCatalogOnce proposes here, or at another host: a member whose address has changed hears from nobody, and must ask
+// another one to register it.
+func (h *RaftHost) proposeCatalogOnce(ctx context.Context, command []byte, here bool) (catalog.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, catalogAttempt)
+	defer cancel()
+	if here {
 		return h.proposeHere(ctx, command)
 	}
 	hostID, err := h.catalogHost()
 	if err != nil {
 		return catalog.Result{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, h.cfg.ProposeTimeout)
-	defer cancel()
 	resp, err := h.peers.Service(hostID).ProposeCatalog(ctx, connect.NewRequest(&peerv1.ProposeCatalogRequest{Command: command}))
 	if err != nil {
 		return catalog.Result{}, peer.FromConnect(err)

@@ -28,6 +28,10 @@ type testFleet struct {
 // newTestFleet lists full hosts first and witness hosts behind them, and starts none.
 func newTestFleet(t *testing.T, full, witnesses int) *testFleet {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("starts several hosts")
+	}
+	t.Parallel()
 	f := &testFleet{t: t, dir: t.TempDir(), hosts: make(map[uint64]*RaftHost)}
 	for i := range full + witnesses {
 		spec := HostSpec{

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -48,6 +49,7 @@ type RaftHost struct {
 	cfg      Config
 	log      *zap.Logger
 	lock     *dirLock
+	crash    *os.File // what the process says when it panics
 	journal  *journal
 	nodeHost *dragonboat.NodeHost
 	registry *Registry
@@ -73,8 +75,10 @@ type RaftHost struct {
 	identityMu sync.Mutex
 	identity   identity
 
-	replicaMu sync.Mutex // serializes starts and stops
-	replicas  sync.Map   // shard → *running
+	// Lock order: startMu, then one of shardMu.
+	startMu  sync.RWMutex   // held for writing by a start that must be alone
+	shardMu  [64]sync.Mutex // serialize starts and stops of a shard
+	replicas sync.Map       // shard → *running
 
 	troubleMu   sync.Mutex
 	troubles    map[uint64]*trouble // of shards whose replica had to be stopped
@@ -163,7 +167,11 @@ func (h *RaftHost) openData() (err error) {
 	if h.identity, err = openIdentity(h.cfg.DataDir, self); err != nil {
 		return err
 	}
-	if h.journal, err = openJournal(h.cfg.DataDir); err != nil {
+	panicked, err := h.openCrashFile()
+	if err != nil {
+		return err
+	}
+	if h.journal, err = openJournal(h.cfg.DataDir, panicked); err != nil {
 		return err
 	}
 	if err := h.loadCatalogCopy(); err != nil {
@@ -209,6 +217,9 @@ func inUse(what, address string, err error) error {
 
 // openEngine makes the NodeHost.
 func (h *RaftHost) openEngine() error {
+	if err := CheckStraySettings("."); err != nil {
+		return err
+	}
 	if err := routeEngineLog(h.cfg.Logger); err != nil {
 		return err
 	}
@@ -338,6 +349,7 @@ func (h *RaftHost) release() error {
 	if h.journal != nil {
 		errs = append(errs, h.journal.close())
 	}
+	h.closeCrashFile()
 	if h.lock != nil {
 		errs = append(errs, h.lock.release())
 	}

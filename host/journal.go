@@ -42,7 +42,8 @@ type replicaKey struct{ shard, replica uint64 }
 type replicaRecord struct {
 	nonce    uint64 // of its claim
 	begun    bool   // it has been started at least once
-	starts   int    // starts that did not return, in a row
+	starts   int    // starts that ended the process by a panic, in a row
+	starting bool   // the last of them is under way, or was when the process ended
 	removing bool
 	removed  bool
 	lost     bool
@@ -61,8 +62,9 @@ type journal struct {
 	replicas map[replicaKey]replicaRecord
 }
 
-// openJournal reads the journal of a data directory, cuts a torn tail, and rewrites it in its shortest form.
-func openJournal(dir string) (*journal, error) {
+// openJournal reads the journal of a data directory, cuts a torn tail, and rewrites it in its shortest form. Starts that were under way
+// when the last process ended count against the replica only if that process panicked: a kill proves nothing.
+func openJournal(dir string, panicked bool) (*journal, error) {
 	path := filepath.Join(dir, journalFile)
 	b, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -71,6 +73,9 @@ func openJournal(dir string) (*journal, error) {
 	j := &journal{replicas: make(map[replicaKey]replicaRecord)}
 	if err := j.load(path, b); err != nil {
 		return nil, err
+	}
+	if !panicked {
+		j.forgiveStarts()
 	}
 	if err := replaceFile(path, j.encode()); err != nil {
 		return nil, fmt.Errorf("write the journal of replicas: %w", err)
@@ -113,10 +118,11 @@ func (j *journal) step(key replicaKey, s step, nonce uint64) {
 		r.nonce = nonce
 	case stepStarting:
 		r.starts++
+		r.starting = true
 	case stepStarted:
-		r.begun, r.starts = true, 0
+		r.begun, r.starts, r.starting = true, 0, false
 	case stepUp:
-		r.starts = 0
+		r.starts, r.starting = 0, false
 	case stepRemoving:
 		r.removing = true
 	case stepRemoved:
@@ -125,6 +131,16 @@ func (j *journal) step(key replicaKey, s step, nonce uint64) {
 		r.lost = true
 	}
 	j.replicas[key] = r
+}
+
+// forgiveStarts takes back the starts that were under way.
+func (j *journal) forgiveStarts() {
+	for key, r := range j.replicas {
+		if r.starting {
+			r.starts--
+			j.replicas[key] = r
+		}
+	}
 }
 
 // encode returns the shortest journal with the same meaning.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -311,6 +312,48 @@ func TestTransferLeaderAndMembership(t *testing.T) {
 	})
 }
 
+// TestDrain hands the leadership of everything over; then a stop of the host interrupts nothing.
+func TestDrain(t *testing.T) {
+	f := newTestFleet(t, 3, 0)
+	f.startAll()
+	var shards []uint64
+	for _, name := range []string{"a", "b", "c", "d"} {
+		shards = append(shards, f.create(1, name, 3, 0).Shards[0])
+	}
+	f.settled(shards[3])
+	eventually(t, "nothing is led here", func() bool { return f.hosts[1].Drain(within(t, patience)) == 0 })
+	for _, shard := range append(shards, catalog.ShardID) {
+		require.NotEqual(t, uint64(1), f.leader(shard).HostID())
+	}
+}
+
+// TestHostMoves: a host that starts at other addresses tells the catalog, and the others find it there.
+func TestHostMoves(t *testing.T) {
+	f := newTestFleet(t, 3, 0)
+	f.startAll()
+	shard := f.create(1, "q", 3, 0).Shards[0]
+	f.settled(shard)
+	f.stop(3)
+	moved := f.config(3)
+	moved.Hosts = slices.Clone(f.specs)
+	moved.Hosts[2].RaftAddr, moved.Hosts[2].PeerAddr, moved.Hosts[2].ClientAddr = freeAddress(t), freeAddress(t), "client-3:2"
+	h, err := Open(moved)
+	require.NoError(t, err)
+	f.hosts[3] = h
+	h.Start()
+	f.ready()
+	seen, ok := f.hosts[1].Catalog().Host(3)
+	require.True(t, ok)
+	require.Equal(t, "client-3:2", seen.ClientAddr)
+	f.enqueue(h, shard)
+	f.stop(2)
+	f.enqueue(f.hosts[1], shard)
+	eventually(t, "the moved host has everything", func() bool {
+		r, ok := h.Reader(shard)
+		return ok && r.Meta().Last >= 2
+	})
+}
+
 // TestPoisonedReplicaStopsAlone: a committed entry that a replica cannot apply stops that shard, and nothing else.
 func TestPoisonedReplicaStopsAlone(t *testing.T) {
 	f := newTestFleet(t, 2, 1)
@@ -394,7 +437,12 @@ func TestOpenRefusals(t *testing.T) {
 
 // TestWrongFleet: a host with the data of one fleet, started with the addresses of another, is refused by it.
 func TestWrongFleet(t *testing.T) {
-	a, b := newTestFleet(t, 2, 0), newTestFleet(t, 2, 0)
+	a := newTestFleet(t, 2, 0)
+	b := &testFleet{t: t, dir: t.TempDir(), hosts: make(map[uint64]*RaftHost), specs: slices.Clone(a.specs)}
+	for i := range b.specs {
+		b.specs[i].RaftAddr, b.specs[i].PeerAddr = freeAddress(t), freeAddress(t)
+	}
+	t.Cleanup(b.stopAll)
 	a.startAll()
 	b.startAll()
 	a.stop(2)

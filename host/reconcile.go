@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -39,11 +40,37 @@ func (h *RaftHost) signalApplied() {
 	}
 }
 
+// itemsAtOnce bounds the shards that are worked on at the same time: a shard may wait for its leader, or for the catalog, and
+// the others must not wait with it.
+const itemsAtOnce = 16
+
+// reconciler keeps what the loop knows of the shards between its rounds.
+type reconciler struct {
+	h     *RaftHost
+	slots chan struct{}
+
+	mu    sync.Mutex
+	items map[uint64]*item
+}
+
+// item is one shard.
+type item struct {
+	busy  bool // a goroutine works on it
+	again bool // and must do so once more
+
+	// What it complains of, since when, and whether that was logged.
+	text  string
+	since time.Time
+	said  bool
+}
+
 // reconcileLoop makes this host run what the catalog says, on every change and every few seconds.
 func (h *RaftHost) reconcileLoop(ctx context.Context) {
-	said := make(map[uint64]*complaint)
+	c := &reconciler{h: h, slots: make(chan struct{}, itemsAtOnce), items: make(map[uint64]*item)}
 	for {
-		h.reconcile(ctx, said)
+		for _, p := range h.ownPlacements() {
+			c.visit(ctx, p.Shard)
+		}
 		h.findSilent()
 		wait := h.cfg.ReconcileInterval
 		wait += time.Duration((rand.Float64() - 0.5) * 0.2 * float64(wait))
@@ -59,6 +86,64 @@ func (h *RaftHost) reconcileLoop(ctx context.Context) {
 	}
 }
 
+// visit has a shard worked on, by a goroutine of its own.
+func (c *reconciler) visit(ctx context.Context, shard uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	it, ok := c.items[shard]
+	if !ok {
+		it = &item{}
+		c.items[shard] = it
+	}
+	if it.busy {
+		it.again = true
+		return
+	}
+	it.busy = true
+	c.h.goTask(func(context.Context) { c.work(ctx, shard) })
+}
+
+// work reconciles a shard until nobody asks for it again.
+func (c *reconciler) work(ctx context.Context, shard uint64) {
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		return
+	}
+	for again := true; again && ctx.Err() == nil; {
+		err := c.once(ctx, shard)
+		if errors.Is(err, errBusyReplica) {
+			pause(ctx, 10*time.Millisecond)
+		}
+		again = c.finish(ctx, shard, err)
+	}
+}
+
+// once reconciles a shard as the catalog has it now.
+func (c *reconciler) once(ctx context.Context, shard uint64) error {
+	p, ok := c.h.placement(shard)
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, itemTimeout)
+	defer cancel()
+	return c.h.reconcileShard(ctx, p)
+}
+
+// finish takes up what a round said, and returns whether there must be another one.
+func (c *reconciler) finish(ctx context.Context, shard uint64, err error) (again bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	it := c.items[shard]
+	if ctx.Err() == nil {
+		c.complain(shard, it, err)
+	}
+	again = it.again || errors.Is(err, errBusyReplica)
+	it.busy, it.again = again, false
+	return again
+}
+
 // findSilent looks for silent hosts at their other addresses.
 func (h *RaftHost) findSilent() {
 	for _, hostID := range h.book.others(h.cfg.HostID) {
@@ -68,62 +153,29 @@ func (h *RaftHost) findSilent() {
 	}
 }
 
-// reconcile goes through the shards of this host once. One that fails does not stop the others; what it says is logged when it
-// changes.
-func (h *RaftHost) reconcile(ctx context.Context, said map[uint64]*complaint) {
-	for _, p := range h.ownPlacements() {
-		if ctx.Err() != nil {
-			return
-		}
-		item, cancel := context.WithTimeout(ctx, itemTimeout)
-		err := h.reconcileShard(item, p)
-		cancel()
-		if ctx.Err() == nil {
-			h.complain(said, p.Shard, err)
-		}
-		if errors.Is(err, errBusyReplica) {
-			h.pokeLater(ctx)
-		}
-	}
-}
-
-// complaint is what one shard's last rounds said.
-type complaint struct {
-	text  string
-	since time.Time
-	said  bool
-}
-
 // complainAfter is how long something that passes, like an election, may last before it is a warning.
 const complainAfter = 10 * time.Second
 
 // complain logs what a round said of a shard: once, and what may pass by itself only when it does not.
-func (h *RaftHost) complain(said map[uint64]*complaint, shard uint64, err error) {
-	c, known := said[shard]
+func (c *reconciler) complain(shard uint64, it *item, err error) {
+	log := c.h.log.With(zap.Uint64("shard", shard))
 	if err == nil {
-		if known && c.said {
-			h.log.Info("shard is as the catalog has it", zap.Uint64("shard", shard))
+		if it.said {
+			log.Info("shard is as the catalog has it")
 		}
-		delete(said, shard)
+		it.text, it.said = "", false
 		return
 	}
-	if !known || c.text != err.Error() {
-		c = &complaint{text: err.Error(), since: time.Now()}
-		said[shard] = c
+	if it.text != err.Error() {
+		it.text, it.since, it.said = err.Error(), time.Now(), false
 	}
 	var coded *code.Error
 	passing := errors.Is(err, errBusyReplica) || errors.As(err, &coded) && coded.Code.Info().Class == code.ClassTransient
-	if c.said || passing && time.Since(c.since) < complainAfter {
+	if it.said || passing && time.Since(it.since) < complainAfter {
 		return
 	}
-	c.said = true
-	h.log.Warn("shard is not as the catalog has it", zap.Uint64("shard", shard), zap.Error(err))
-}
-
-// pokeLater wakes the loop a little later.
-func (h *RaftHost) pokeLater(ctx context.Context) {
-	pause(ctx, 10*time.Millisecond)
-	h.poke()
+	it.said = true
+	log.Warn("shard is not as the catalog has it", zap.Error(err))
 }
 
 // ownPlacements returns the shards that have, or had, a replica here; before there is a catalog, the catalog itself.
@@ -146,7 +198,10 @@ func (h *RaftHost) ownPlacements() []catalog.Placement {
 
 // reconcileShard makes this host's replica of a shard be what the catalog says, and if it leads, the shard's membership and options.
 func (h *RaftHost) reconcileShard(ctx context.Context, p catalog.Placement) error {
-	r, _ := p.OnHost(h.cfg.HostID)
+	r, ok := p.OnHost(h.cfg.HostID)
+	if !ok {
+		return nil
+	}
 	if p.Deleted {
 		return h.removeReplica(ctx, p, r)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/lni/dragonboat/v4"
@@ -24,10 +25,12 @@ var errBusyReplica = errors.New("the engine has not let go of the replica yet")
 
 // startReplica starts this host's replica r of p in the role of its birth. The caller has recorded that it may.
 func (h *RaftHost) startReplica(p catalog.Placement, r catalog.Replica) error {
-	h.replicaMu.Lock()
-	defer h.replicaMu.Unlock()
 	key := replicaKey{p.Shard, uint64(r.ID)}
-	begun := h.journal.get(key).begun
+	rec := h.journal.get(key)
+	defer h.beginStart(rec.starts > 0)()
+	mu := h.shardLock(p.Shard)
+	mu.Lock()
+	defer mu.Unlock()
 	if err := h.journal.record(key, stepStarting, 0); err != nil {
 		return err
 	}
@@ -45,7 +48,7 @@ func (h *RaftHost) startReplica(p catalog.Placement, r catalog.Replica) error {
 		return errors.Join(err, h.journal.record(key, stepUp, 0))
 	}
 	returned := stepStarted
-	if begun {
+	if rec.begun {
 		returned = stepUp
 	}
 	if err := h.journal.record(key, returned, 0); err != nil {
@@ -54,6 +57,22 @@ func (h *RaftHost) startReplica(p catalog.Placement, r catalog.Replica) error {
 	h.log.Info("replica started", zap.Uint64("shard", p.Shard), zap.Uint64("replica", uint64(r.ID)), zap.Stringer("birth", r.Birth))
 	h.signalApplied()
 	return nil
+}
+
+// beginStart lets replicas start side by side, but for one whose start has ended the process before: it starts alone, so that
+// no other is blamed if it does so again. The caller must call what it returns.
+func (h *RaftHost) beginStart(alone bool) (end func()) {
+	if alone {
+		h.startMu.Lock()
+		return h.startMu.Unlock
+	}
+	h.startMu.RLock()
+	return h.startMu.RUnlock
+}
+
+// shardLock serializes the starts and stops of one shard.
+func (h *RaftHost) shardLock(shard uint64) *sync.Mutex {
+	return &h.shardMu[shard%uint64(len(h.shardMu))]
 }
 
 // callEngine starts the replica in the engine, with the state machine that it needs. The initial members are the same at every
@@ -115,8 +134,9 @@ func (h *RaftHost) replicaConfig(shard uint64, replica queue.ReplicaID) config.C
 
 // stopReplica stops this host's replica of a shard, if it runs. It does not wait for the engine to let go of it.
 func (h *RaftHost) stopReplica(shard uint64) {
-	h.replicaMu.Lock()
-	defer h.replicaMu.Unlock()
+	mu := h.shardLock(shard)
+	mu.Lock()
+	defer mu.Unlock()
 	v, ok := h.replicas.LoadAndDelete(shard)
 	if !ok {
 		return

@@ -212,6 +212,10 @@ func (n *Node) queueInfo(q catalog.Queue) api.QueueInfo {
 		}
 		if _, host, term, ok := n.raft.Leader(shard); ok {
 			part.LeaderHost, part.Term = host, term
+			if host == n.id {
+				part.DataCopies = uint32(n.raft.InSync(shard))
+				part.QuorumState = quorumState(part.DataCopies)
+			}
 			if h, ok := v.Host(host); ok {
 				part.LeaderAPI = h.ClientAddr
 			}
@@ -223,8 +227,19 @@ func (n *Node) queueInfo(q catalog.Queue) api.QueueInfo {
 	return info
 }
 
-// quorumElecting is the value of tierq_quorum_state while no leader is known.
-const quorumElecting = 3
+// Values of tierq_quorum_state.
+const (
+	quorumHealthy  = 0
+	quorumSoft     = 1 // a full replica is out of sync
+	quorumElecting = 3 // no leader is known
+)
+
+func quorumState(copies uint32) uint32 {
+	if copies < 2 {
+		return quorumSoft
+	}
+	return quorumHealthy
+}
 
 func roleName(b catalog.Birth) string {
 	switch b {
@@ -258,16 +273,17 @@ func (n *Node) Publish(ctx context.Context, r api.Publish) (api.PublishReply, er
 		return api.PublishReply{}, n.elsewhere(host, &code.Error{Code: code.StaleLeader, Effect: code.EffectNone, RetryAfterMs: 50,
 			Text: "this host does not lead the partition: go to the leader that the details name"})
 	}
-	res, index, err := d.publish(ctx, r.Publish, r.Delays, r.TTLs, r.Queued)
-	if err != nil {
-		return api.PublishReply{}, err
+	out := d.publish(ctx, r.Publish, r.Delays, r.TTLs, r.Queued)
+	if out.err != nil {
+		return api.PublishReply{}, out.err
 	}
+	res := out.result
 	if res.Code != code.OK {
 		return api.PublishReply{}, &code.Error{Code: res.Code, Effect: code.EffectNone, RetryAfterMs: retryAfter(res.Code)}
 	}
 	n.countPublish(&r.Publish, res)
 	self, _ := n.view().Host(n.id)
-	return api.PublishReply{Result: res, Shard: shard, Index: index, LeaderHost: n.id, LeaderAPI: self.ClientAddr}, nil
+	return api.PublishReply{Result: res, Shard: shard, Index: out.index, DataCopies: uint32(out.copies), LeaderHost: n.id, LeaderAPI: self.ClientAddr}, nil
 }
 
 func retryAfter(c code.Code) uint32 {

@@ -27,9 +27,9 @@ const (
 )
 
 // proposeFunc queues a command for Raft without blocking, keeps the order of its calls, and calls done exactly once,
-// later and from another goroutine: with a result, or with a *code.Error whose Effect tells whether it may still be
-// applied. cmd is not read after done was called with a result.
-type proposeFunc func(cmd []byte, timeout time.Duration, done func(queue.Result, error))
+// later and from another goroutine: with a result and the number of disks that hold the bodies (G1), or with a
+// *code.Error whose Effect tells whether it may still be applied. cmd is not read after done was called with a result.
+type proposeFunc func(cmd []byte, timeout time.Duration, done func(res queue.Result, copies int, err error))
 
 // batcher joins the publishes of one shard at its leader's host into proposals. Safe for concurrent use.
 //
@@ -63,6 +63,7 @@ type pendingPublish struct {
 type publishOutcome struct {
 	result queue.PublishResult
 	index  queue.Index
+	copies int
 	err    error
 }
 
@@ -74,16 +75,16 @@ func newBatcher(propose proposeFunc, stamp func() queue.Stamp, timeout time.Dura
 // proposed (code.QuorumLost, Maybe), else it is withdrawn and had no effect.
 //
 // queued, if not nil, is called once the publish has its place in the order.
-func (b *batcher) Publish(ctx context.Context, p queue.Publish, delays, ttls []time.Duration, queued func()) (queue.PublishResult, queue.Index, error) {
+func (b *batcher) Publish(ctx context.Context, p queue.Publish, delays, ttls []time.Duration, queued func()) publishOutcome {
 	pp := &pendingPublish{publish: p, delays: delays, ttls: ttls, size: publishSize(&p), done: make(chan publishOutcome, 1)}
 	b.mu.Lock()
 	switch {
 	case b.closed:
 		b.mu.Unlock()
-		return queue.PublishResult{}, 0, code.New(code.NoLeader, "this host no longer leads the partition")
+		return publishOutcome{err: code.New(code.NoLeader, "this host no longer leads the partition")}
 	case b.bytes+pp.size > queuedBytes && b.bytes > 0:
 		b.mu.Unlock()
-		return queue.PublishResult{}, 0, &code.Error{Code: code.Backpressure, Effect: code.EffectNone, RetryAfterMs: 50}
+		return publishOutcome{err: &code.Error{Code: code.Backpressure, Effect: code.EffectNone, RetryAfterMs: 50}}
 	}
 	b.waiting = append(b.waiting, pp)
 	b.bytes += pp.size
@@ -95,12 +96,12 @@ func (b *batcher) Publish(ctx context.Context, p queue.Publish, delays, ttls []t
 	b.pump()
 	select {
 	case out := <-pp.done:
-		return out.result, out.index, out.err
+		return out
 	case <-ctx.Done():
 		if b.withdraw(pp) {
-			return queue.PublishResult{}, 0, &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Cause: ctx.Err()}
+			return publishOutcome{err: &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Cause: ctx.Err()}}
 		}
-		return queue.PublishResult{}, 0, code.Maybe(code.QuorumLost, ctx.Err(), "the publish was proposed but not confirmed in time: repeat it with the same producer id and seq")
+		return publishOutcome{err: code.Maybe(code.QuorumLost, ctx.Err(), "the publish was proposed but not confirmed in time: repeat it with the same producer id and seq")}
 	}
 }
 
@@ -176,7 +177,7 @@ func (b *batcher) sendLocked(batch []*pendingPublish) {
 	}
 	b.metrics.batchMessages.Observe(float64(countMessages(batch)))
 	started := time.Now()
-	b.propose(raw, b.timeout, func(res queue.Result, err error) {
+	b.propose(raw, b.timeout, func(res queue.Result, copies int, err error) {
 		b.metrics.commitSeconds.Observe(time.Since(started).Seconds())
 		b.mu.Lock()
 		b.inFlight--
@@ -185,7 +186,7 @@ func (b *batcher) sendLocked(batch []*pendingPublish) {
 		}
 		b.mu.Unlock()
 		b.pump()
-		answer(batch, res, err)
+		answer(batch, res, copies, err)
 	})
 }
 
@@ -202,14 +203,14 @@ func (pp *pendingPublish) makeAbsolute(now queue.Stamp) {
 }
 
 // answer distributes a proposal's outcome.
-func answer(batch []*pendingPublish, res queue.Result, err error) {
+func answer(batch []*pendingPublish, res queue.Result, copies int, err error) {
 	if err != nil {
 		fail(batch, err)
 		return
 	}
 	if res.Code == code.OK && len(res.Publishes) == len(batch) {
 		for i, pp := range batch {
-			pp.done <- publishOutcome{result: res.Publishes[i], index: res.Index}
+			pp.done <- publishOutcome{result: res.Publishes[i], index: res.Index, copies: copies}
 		}
 		return
 	}

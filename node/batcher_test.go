@@ -22,7 +22,7 @@ type fakeLog struct {
 
 type fakeProposal struct {
 	cmd  *queue.Enqueue
-	done func(queue.Result, error)
+	done func(queue.Result, int, error)
 }
 
 func newFakeLog() *fakeLog {
@@ -31,7 +31,7 @@ func newFakeLog() *fakeLog {
 	return f
 }
 
-func (f *fakeLog) propose(raw []byte, _ time.Duration, done func(queue.Result, error)) {
+func (f *fakeLog) propose(raw []byte, _ time.Duration, done func(queue.Result, int, error)) {
 	c, err := queue.DecodeCommand(append([]byte(nil), raw...))
 	if err != nil {
 		panic(err)
@@ -62,7 +62,7 @@ func (p *fakeProposal) answer(first queue.Address) {
 		}
 		res.Publishes = append(res.Publishes, pr)
 	}
-	p.done(res, nil)
+	p.done(res, 2, nil)
 }
 
 func publishOf(body string) queue.Publish {
@@ -82,9 +82,10 @@ func TestBatcherFillsWhileInFlight(t *testing.T) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			res, _, err := b.Publish(context.Background(), publishOf("m"), nil, nil, nil)
-			require.NoError(t, err)
-			got[i] = res.Messages[0].Address
+			out := b.Publish(context.Background(), publishOf("m"), nil, nil, nil)
+			require.NoError(t, out.err)
+			require.Equal(t, 2, out.copies)
+			got[i] = out.result.Messages[0].Address
 		}()
 	}
 	send(0)
@@ -106,9 +107,9 @@ func TestBatcherDeadlines(t *testing.T) {
 	b := newTestBatcher(f)
 	ctx, cancel := context.WithCancel(context.Background())
 	errs := make(chan error, 2)
-	go func() { _, _, err := b.Publish(ctx, publishOf("proposed"), nil, nil, nil); errs <- err }()
+	go func() { errs <- b.Publish(ctx, publishOf("proposed"), nil, nil, nil).err }()
 	p := f.wait(1)
-	go func() { _, _, err := b.Publish(ctx, publishOf("waiting"), nil, nil, nil); errs <- err }()
+	go func() { errs <- b.Publish(ctx, publishOf("waiting"), nil, nil, nil).err }()
 	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return len(b.waiting) == 1 }, 5*time.Second, time.Millisecond)
 	cancel()
 	var effects []code.Effect
@@ -128,7 +129,7 @@ func TestBatcherDelaysAreFromTheStamp(t *testing.T) {
 	f := newFakeLog()
 	b := newTestBatcher(f)
 	go func() {
-		_, _, _ = b.Publish(context.Background(), publishOf("m"), []time.Duration{5 * time.Second}, []time.Duration{time.Second}, nil)
+		_ = b.Publish(context.Background(), publishOf("m"), []time.Duration{5 * time.Second}, []time.Duration{time.Second}, nil)
 	}()
 	p := f.wait(1)
 	m := p.cmd.Publishes[0].Messages[0]
@@ -141,15 +142,15 @@ func TestBatcherFailures(t *testing.T) {
 	f := newFakeLog()
 	b := newTestBatcher(f)
 	errs := make(chan error, 1)
-	publish := func() { _, _, err := b.Publish(context.Background(), publishOf("m"), nil, nil, nil); errs <- err }
+	publish := func() { errs <- b.Publish(context.Background(), publishOf("m"), nil, nil, nil).err }
 	go publish()
-	f.wait(1).done(queue.Result{}, code.Maybe(code.QuorumLost, nil, "timeout"))
+	f.wait(1).done(queue.Result{}, 0, code.Maybe(code.QuorumLost, nil, "timeout"))
 	require.Equal(t, code.EffectMaybe, (<-errs).(*code.Error).Effect)
 	go publish()
-	f.wait(2).done(queue.Result{Code: code.Unknown}, nil)
+	f.wait(2).done(queue.Result{Code: code.Unknown}, 2, nil)
 	require.Equal(t, code.EffectMaybe, (<-errs).(*code.Error).Effect)
 	go publish()
-	f.wait(3).done(queue.Result{Code: code.QueueRetired}, nil)
+	f.wait(3).done(queue.Result{Code: code.QueueRetired}, 2, nil)
 	require.Equal(t, code.QueueRetired, (<-errs).(*code.Error).Code)
 	b.Close()
 	publish()

@@ -46,7 +46,7 @@ func benchLoop(ctx context.Context, d *desk, raw []byte, r api.BenchPropose) (ap
 	outcomes := make(chan outcome, r.InFlight)
 	send := func() {
 		began := time.Now()
-		d.raft.ProposeAsync(raw, proposeTimeout, func(_ queue.Result, err error) { outcomes <- outcome{time.Since(began), err} })
+		d.raft.ProposeAsync(raw, proposeTimeout, func(_ queue.Result, _ int, err error) { outcomes <- outcome{time.Since(began), err} })
 	}
 	began := time.Now()
 	var took []time.Duration

@@ -16,7 +16,10 @@ import (
 // raft is what a desk needs of the host for one shard; hostRaft implements it over host.RaftHost.
 type raft interface {
 	Propose(ctx context.Context, cmd []byte) (queue.Result, error)
-	ProposeAsync(cmd []byte, timeout time.Duration, done func(queue.Result, error))
+	// ProposeAsync is a proposeFunc.
+	ProposeAsync(cmd []byte, timeout time.Duration, done func(res queue.Result, copies int, err error))
+	// InSync counts the full replicas that are in sync, this host's included.
+	InSync() int
 	ReadIndex(ctx context.Context) error
 	// Leader names the replica and host that lead now, as far as this host knows.
 	Leader() (replica queue.ReplicaID, host uint64, term uint64, ok bool)
@@ -167,16 +170,25 @@ func (d *desk) leads() bool {
 }
 
 // publish sends a publish through the batcher, after the shard has its options.
-func (d *desk) publish(ctx context.Context, p queue.Publish, delays, ttls []time.Duration, queued func()) (queue.PublishResult, queue.Index, error) {
+func (d *desk) publish(ctx context.Context, p queue.Publish, delays, ttls []time.Duration, queued func()) publishOutcome {
 	if !d.configured.Load() {
 		if err := d.configure(ctx); err != nil {
-			return queue.PublishResult{}, 0, err
+			return publishOutcome{err: err}
 		}
 	}
 	if err := d.hint(&p, delays); err != nil {
-		return queue.PublishResult{}, 0, err
+		return publishOutcome{err: err}
 	}
-	return d.batcher.Publish(ctx, p, delays, ttls, queued)
+	strict := d.reader.Meta().Options.Durability == queue.DurabilityStrict
+	if strict && d.raft.InSync() < 2 {
+		return publishOutcome{err: &code.Error{Code: code.InSyncNotEnough, Effect: code.EffectNone, RetryAfterMs: 500}}
+	}
+	out := d.batcher.Publish(ctx, p, delays, ttls, queued)
+	if out.err == nil && strict && out.copies < 2 {
+		// It is stored, but not as the queue demands: only a repeat can tell when it is.
+		out.err = code.Maybe(code.QuorumLost, nil, "stored on one disk only, and the queue is strict: repeat with the same producer id and seq")
+	}
+	return out
 }
 
 // hint refuses early what apply would refuse, and what apply cannot know.

@@ -24,6 +24,7 @@ import (
 	"github.com/tierq/tierq/node/api"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/swarm"
 )
 
 // Version is what the binary says it is.
@@ -123,7 +124,7 @@ func closeListeners(ls Listeners) {
 
 func (n *Node) hostConfig(ls Listeners) host.Config {
 	c := host.Config{
-		HostID: n.cfg.Host, DataDir: n.cfg.Data, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry,
+		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry,
 		OnApplied:        n.onApplied,
 		OnInstalled:      n.onInstalled,
 		OnReplicaStarted: n.onStarted,
@@ -185,9 +186,20 @@ func (n *Node) AdminAddr() net.Addr { return n.adminAddr }
 // AwaitReady returns once the host is part of its fleet.
 func (n *Node) AwaitReady(ctx context.Context) error { return n.raft.AwaitReady(ctx) }
 
-// Close hands homes over where it can, ends the calls, and stops the host. It takes at most twice drainTimeout and may
-// be called more than once.
+// Close hands homes over where it can, ends the calls, and stops the host. It takes at most three times drainTimeout and
+// may be called more than once.
 func (n *Node) Close() error {
+	n.closeOnce.Do(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+		n.releaseHomes(ctx)
+		cancel()
+		n.closeErr = n.close()
+	})
+	return n.closeErr
+}
+
+// stop is Close without handing over, for a fleet that stops as a whole.
+func (n *Node) stop() error {
 	n.closeOnce.Do(func() { n.closeErr = n.close() })
 	return n.closeErr
 }
@@ -195,7 +207,6 @@ func (n *Node) Close() error {
 func (n *Node) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
-	n.releaseHomes(ctx)
 	n.mu.Lock()
 	n.closing = true
 	n.mu.Unlock()
@@ -210,7 +221,7 @@ func (n *Node) close() error {
 	}
 	for _, d := range n.takeDesks() {
 		if err := d.Close(ctx); err != nil {
-			errs = append(errs, err)
+			n.log.Info("a replica's calls did not end in time", zap.Uint64("shard", d.shard), zap.Error(err))
 		}
 	}
 	return errors.Join(append(errs, n.raft.Close())...)
@@ -414,16 +425,25 @@ func (r hostRaft) Propose(ctx context.Context, cmd []byte) (queue.Result, error)
 	return r.h.Propose(ctx, r.shard, cmd)
 }
 
-func (r hostRaft) ProposeAsync(cmd []byte, timeout time.Duration, done func(queue.Result, error)) {
+func (r hostRaft) ProposeAsync(cmd []byte, timeout time.Duration, done func(queue.Result, int, error)) {
 	p, err := r.h.ProposeAsync(r.shard, cmd, timeout)
 	go func() {
 		if err != nil {
-			done(queue.Result{}, err)
+			done(queue.Result{}, 0, err)
 			return
 		}
-		done(p.Wait(context.Background()))
+		ctx, cancel := context.WithTimeout(context.Background(), 2*timeout)
+		defer cancel()
+		res, err := p.Wait(ctx)
+		copies := 0
+		if err == nil {
+			copies = r.h.AwaitCopies(ctx, r.shard, res.Index)
+		}
+		done(res, copies, err)
 	}()
 }
+
+func (r hostRaft) InSync() int { return r.h.InSync(r.shard) }
 
 func (r hostRaft) ReadIndex(ctx context.Context) error {
 	if _, err := r.h.Stamp(r.shard); err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -170,12 +171,14 @@ func FreePorts(n int) ([]int, error) {
 	return ports, nil
 }
 
-// Close stops the hosts, the witness last.
+// Close stops the hosts together.
 func (d *Dev) Close() error {
-	var errs []error
-	for _, n := range d.Nodes {
-		errs = append(errs, n.Close())
+	errs := make([]error, len(d.Nodes))
+	var wg sync.WaitGroup
+	for i, n := range d.Nodes {
+		wg.Go(func() { errs[i] = n.stop() })
 	}
+	wg.Wait()
 	return errors.Join(errs...)
 }
 

@@ -31,6 +31,7 @@ type PartitionStats struct {
 	LeaderHost  uint64         `json:"leader_host"`
 	Term        uint64         `json:"leader_epoch"`
 	QuorumState int            `json:"quorum_state"`
+	DataCopies  int            `json:"data_copies"` // known at the leader's host only
 	Applied     uint64         `json:"applied"`
 	Clock       uint64         `json:"clock_unix_ms"`
 	Last        uint64         `json:"last_address"`
@@ -79,6 +80,10 @@ func (n *Node) queueStats(q catalog.Queue) QueueStats {
 		p := PartitionStats{Partition: i, Shard: shard, Groups: []GroupStats{}}
 		if _, host, term, ok := n.raft.Leader(shard); ok {
 			p.LeaderHost, p.Term = host, term
+			if host == n.id {
+				p.DataCopies = n.raft.InSync(shard)
+				p.QuorumState = int(quorumState(uint32(p.DataCopies)))
+			}
 		} else {
 			p.QuorumState = quorumElecting
 		}
