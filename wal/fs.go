@@ -106,6 +106,17 @@ func (osFS) Lock(name string) (func() error, error) {
 	return f.Close, nil
 }
 
+// readOnlyFS is osFS for the offline tools: it opens files for reading alone.
+type readOnlyFS struct{ osFS }
+
+func (readOnlyFS) Open(name string) (file, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
+}
+
 type osFile struct{ *os.File }
 
 func (f osFile) Sync() error {

@@ -250,7 +250,11 @@ func testOptions(segmentBytes int64) Options {
 }
 
 func TestModelWithRestarts(t *testing.T) {
-	for seed := int64(1); seed <= 30; seed++ {
+	seeds := int64(30)
+	if testing.Short() {
+		seeds = 6
+	}
+	for seed := int64(1); seed <= seeds; seed++ {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
 			rng := rand.New(rand.NewSource(seed))
 			fs := newCrashFS()

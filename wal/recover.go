@@ -328,6 +328,9 @@ func (l *Log) sparesWereUsed() bool {
 	return false
 }
 
+// anyHost, as a host id, accepts segments of every host. It is for the tools.
+const anyHost = 1<<64 - 1
+
 // loadSegment reads a segment's header, trailer and footer.
 func loadSegment(fs fileSystem, dir string, seq, hostID uint64) (*recovered, error) {
 	path := pathIn(dir, segmentName(seq))
@@ -349,7 +352,7 @@ func loadSegment(fs fileSystem, dir string, seq, hostID uint64) (*recovered, err
 	if h.seq != seq {
 		return nil, bad(0, fmt.Sprintf("the header says segment %d", h.seq))
 	}
-	if h.hostID != hostID {
+	if h.hostID != hostID && hostID != anyHost {
 		return nil, bad(0, fmt.Sprintf("the segment is of host %d, this is host %d", h.hostID, hostID))
 	}
 	if size, err := f.Size(); err != nil || size < int64(h.size) {
@@ -457,6 +460,12 @@ func (e *ending) check(segs []*recovered) error {
 		s.off, s.items = e.sc.end, e.sc.items
 		for _, it := range e.sc.items {
 			s.footer.add(it)
+		}
+	}
+	for i := e.scanned + 1; i < len(segs); i++ {
+		if want := segs[i-1].h.seq + 1; segs[i].h.seq != want {
+			return &CorruptionError{Path: pathIn(s.dir, segmentName(want)),
+				Reason: fmt.Sprintf("segment %d is missing: segments %d and %d are there", want, want-1, segs[i].h.seq)}
 		}
 	}
 	for _, older := range segs[:e.active] {
