@@ -162,7 +162,7 @@ func TestBatchDroppedInTheMiddle(t *testing.T) {
 		return clienttest.Fate{}
 	})
 	o := quick(f.Addrs()...)
-	o.MaxBufferedMessages, o.MaxBatchMessages = 8192, 1024
+	o.Unordered, o.MaxBufferedMessages, o.MaxBatchMessages = true, 8192, 1024
 	c := open(t, o)
 	ctx := within(t, 20*time.Second)
 	var futures []*client.Future
@@ -189,7 +189,7 @@ func requireAllOnce(t *testing.T, got []string, n int) {
 	}
 }
 
-// Ordered keeps the order whatever is lost; so does a queue that demands contiguous seqs, of any client.
+// The order is kept whatever is lost; a queue that demands contiguous seqs gets it of an unordered client too.
 func TestOrderSurvivesLosses(t *testing.T) {
 	for _, strict := range []bool{false, true} {
 		f := fleetWithQueue(t, 2)
@@ -208,7 +208,7 @@ func TestOrderSurvivesLosses(t *testing.T) {
 			return clienttest.Fate{}
 		})
 		o := quick(f.Addrs()...)
-		o.Ordered, o.MaxBatchMessages = !strict, 64
+		o.Unordered, o.MaxBatchMessages = strict, 64
 		c := open(t, o)
 		ctx := within(t, 20*time.Second)
 		var futures []*client.Future

@@ -26,17 +26,18 @@ type Options struct {
 	ProducerID    uint64
 	ProducerEpoch uint64
 
-	// Ordered keeps the order of one queue's messages whatever fails, with one batch in flight per queue. Without it
-	// batches are sent in order too, but several travel at once and may be stored out of order. Queues with
-	// `ordering: key` are always ordered.
-	Ordered bool
+	// Unordered lets several requests for one queue travel at once, so that a message need not wait for the answer to
+	// the one before it; they may be stored out of order. Without it one queue's messages are stored in the order in
+	// which they were published, whatever fails, with one request in flight that takes all that has come meanwhile.
+	// Queues with `ordering: key` are always in order.
+	Unordered bool
 
 	// MaxBatchMessages and MaxBatchBytes bound one publish request. A single larger message travels alone.
 	//
 	// Default to 1,024 and 1 MiB. MaxBatchMessages must be in [1, 8192].
 	MaxBatchMessages int
 	MaxBatchBytes    int
-	// MaxBatchesInFlight bounds the publish requests in flight for one queue. Defaults to 8.
+	// MaxBatchesInFlight bounds the publish requests in flight for one queue, if Unordered. Defaults to 8.
 	MaxBatchesInFlight int
 
 	// MaxBufferedMessages and MaxBufferedBytes bound what is published and not answered yet, over all queues. A single

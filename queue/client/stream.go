@@ -21,9 +21,8 @@ type streamKey struct {
 // flight, and answers the publishes. It has no goroutine of its own: a batch has one while it is in flight, and whoever
 // changes what limits sending calls pumpLocked.
 //
-// A stream is loose (batches in flight side by side) or in line: one batch at a time, every seq follows the last stored
-// one, as queues with `ordering: key` demand. It is in line from the start with Options.Ordered, else from the first
-// SEQ_GAP on.
+// A stream is in line, one batch at a time, every seq following the last stored one, or with Options.Unordered loose:
+// batches in flight side by side. The first SEQ_GAP gets a loose stream in line: the queue demands it (`ordering: key`).
 //
 // Invariants:
 //  1. A seq names one message for ever (within the producer's epoch): a message that may have been stored keeps its seq.
@@ -74,7 +73,7 @@ func (c *Client) streamOf(k streamKey) *stream {
 	s := c.streams[k]
 	if s == nil {
 		s = &stream{
-			c: c, key: k, nextSeq: 1, epoch: c.opts.ProducerEpoch, inLine: c.opts.Ordered,
+			c: c, key: k, nextSeq: 1, epoch: c.opts.ProducerEpoch, inLine: !c.opts.Unordered,
 			batches: map[*batch]struct{}{}, publishes: map[*publish]struct{}{},
 		}
 		c.streams[k] = s

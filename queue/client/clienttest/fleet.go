@@ -241,6 +241,16 @@ func (f *Fleet) ExpireLeases(queue, group string) {
 	f.wakeLocked()
 }
 
+// Kill makes dead letters of messages after five failures.
+func (f *Fleet) Kill(queue, group, reason string, addresses ...uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q := f.queues[queue]
+	for _, a := range addresses {
+		q.groups[group].kill(q.messages[a-1], 5, reason)
+	}
+}
+
 func (f *Fleet) wakeLocked() {
 	close(f.changed)
 	f.changed = make(chan struct{})

@@ -44,6 +44,14 @@ type groupState struct {
 
 func (g *groupState) expireAll() { clear(g.leases) }
 
+func (g *groupState) kill(m *tierqv1.Message, attempts uint32, reason string) {
+	g.dead[m.Address] = &tierqv1.DeadLetter{
+		Address: m.Address, Attempts: attempts, Reason: reason, DeadUnixMs: m.PublishedUnixMs,
+		FirstFailureUnixMs: m.PublishedUnixMs, Body: m.Body, Headers: m.Headers, Key: m.Key,
+	}
+	delete(g.leases, m.Address)
+}
+
 // view is the API at one host.
 type view struct{ h *Host }
 
@@ -452,9 +460,7 @@ func (v *view) Release(_ context.Context, r *connect.Request[tierqv1.ReleaseRequ
 
 func (v *view) Reject(_ context.Context, r *connect.Request[tierqv1.RejectRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
 	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(q *queueState, g *groupState, a uint64) {
-		m := q.messages[a-1]
-		g.dead[a] = &tierqv1.DeadLetter{Address: a, Attempts: g.fails[a] + 1, Reason: r.Msg.Reason, DeadUnixMs: m.PublishedUnixMs, FirstFailureUnixMs: m.PublishedUnixMs, Body: m.Body, Headers: m.Headers, Key: m.Key}
-		delete(g.leases, a)
+		g.kill(q.messages[a-1], g.fails[a]+1, r.Msg.Reason)
 	})
 }
 
