@@ -1,0 +1,192 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/client"
+)
+
+// doctor is one examination: every check is a row, one for all subjects that passed, one for each that did not.
+type doctor struct {
+	order    []string
+	passed   map[string]int
+	findings []finding
+}
+
+type finding struct{ check, result, subject, detail string }
+
+const (
+	resultOK   = "ok"
+	resultWarn = "warn"
+	resultFail = "fail"
+)
+
+func newDoctor() *doctor { return &doctor{passed: map[string]int{}} }
+
+// check notes one assertion about one subject.
+func (d *doctor) check(name, subject string, ok bool, bad, format string, args ...any) {
+	if _, known := d.passed[name]; !known {
+		d.passed[name] = 0
+		d.order = append(d.order, name)
+	}
+	if ok {
+		d.passed[name]++
+		return
+	}
+	d.findings = append(d.findings, finding{name, bad, subject, fmt.Sprintf(format, args...)})
+}
+
+func (d *doctor) table() *table {
+	t := newTable("CHECK", "RESULT", "SUBJECT", "DETAIL")
+	for _, name := range d.order {
+		if n := d.passed[name]; n > 0 {
+			t.add(name, resultOK, fmt.Sprint(n), "")
+		}
+		for _, f := range d.findings {
+			if f.check == name {
+				t.add(f.check, f.result, f.subject, f.detail)
+			}
+		}
+	}
+	return t
+}
+
+func (d *doctor) failed() int {
+	n := 0
+	for _, f := range d.findings {
+		if f.result == resultFail {
+			n++
+		}
+	}
+	return n
+}
+
+func doctorCommand(a *app) *cobra.Command {
+	var admin string
+	c := &cobra.Command{
+		Use:   "doctor [QUEUE...]",
+		Short: "check the invariants of the fleet, its queues and groups; exit 4 when one does not hold",
+		Long: "Check what must hold at any moment: that hosts answer, that queues have leaders, quorums and copies, that replicas are\n" +
+			"equal, that every group has one home, and that its counters add up. --admin names the hosts' admin listeners, whose\n" +
+			"/stats are read at one applied index per shard; without it the sums are not checked.",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, q := range args {
+				if err := checkName("queue", q); err != nil {
+					return err
+				}
+			}
+			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+				return a.examine(ctx, c, args, splitList(admin))
+			})
+		},
+	}
+	c.Flags().StringVar(&admin, "admin", os.Getenv("TIERQ_ADMIN"), "admin addresses of full hosts, separated by commas (env TIERQ_ADMIN)")
+	return c
+}
+
+func splitList(s string) []string {
+	var out []string
+	for _, x := range strings.Split(s, ",") {
+		if x = strings.TrimSpace(x); x != "" {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+func (a *app) examine(ctx context.Context, c *client.Client, names, admin []string) error {
+	d := newDoctor()
+	st, err := c.FleetStatus(ctx)
+	if err != nil {
+		return err
+	}
+	d.examineFleet(st)
+	if len(names) == 0 {
+		qs, err := c.ListQueues(ctx, "")
+		if err != nil {
+			return err
+		}
+		for _, q := range qs {
+			names = append(names, q.Name)
+		}
+	}
+	for _, name := range names {
+		q, err := c.DescribeQueue(ctx, name)
+		if err != nil {
+			return err
+		}
+		gs, err := c.ListGroups(ctx, name)
+		if err != nil {
+			return err
+		}
+		d.examineQueue(q, gs, st.Hosts)
+		for _, p := range q.Partitions {
+			dg, err := c.ShardDigest(ctx, name, p.Number)
+			if err != nil {
+				d.check("digests", name, false, resultWarn, "%v", err)
+				continue
+			}
+			equal, _, detail := compareDigests(dg.Replicas)
+			d.check("digests", name, equal, resultFail, "the replicas differ: %s", detail)
+		}
+	}
+	if len(admin) > 0 {
+		d.examineStats(ctx, admin, names)
+	}
+	t := d.table()
+	if err := a.print(t); err != nil {
+		return err
+	}
+	if n := d.failed(); n > 0 {
+		return &checkError{fmt.Sprintf("%d checks failed: see the rows that say fail", n)}
+	}
+	return nil
+}
+
+func (d *doctor) examineFleet(st *tierqv1.FleetStatusResponse) {
+	for _, h := range st.Hosts {
+		d.check("hosts", fmt.Sprintf("host %d", h.Id), h.Alive, resultWarn, "%s host silent for %d ms: start it, or see its log", h.Role, h.SilentMs)
+	}
+	d.check("catalog", "fleet "+st.FleetId, st.CatalogLeaderHost != 0, resultFail, "the catalog has no leader: bring back a majority of its hosts")
+}
+
+func (d *doctor) examineQueue(q *tierqv1.Queue, gs []*tierqv1.Group, hosts []*tierqv1.Host) {
+	full := map[uint64]bool{} // hosts with a full replica of partition 0
+	for _, p := range q.Partitions {
+		subject := fmt.Sprintf("%s/%d", q.Name, p.Number)
+		d.check("leader", subject, p.LeaderHost != 0, resultFail, "no leader: bring back a majority of its hosts")
+		d.check("quorum", subject, p.QuorumState == 0 || p.LeaderHost == 0, resultWarn, "%s", quorumName(p.QuorumState))
+		fulls := uint32(0)
+		for _, r := range p.Replicas {
+			if r.Role == "full" {
+				fulls++
+				full[r.Host] = true
+			}
+		}
+		d.check("copies", subject, p.DataCopies == 0 || p.DataCopies >= min(2, fulls), resultWarn, "only %d disk holds new messages", p.DataCopies)
+	}
+	alive := map[uint64]bool{}
+	for _, h := range hosts {
+		alive[h.Id] = h.Alive
+	}
+	for _, g := range gs {
+		d.examineGroup(q, g, full, alive)
+	}
+}
+
+func (d *doctor) examineGroup(q *tierqv1.Queue, g *tierqv1.Group, full, alive map[uint64]bool) {
+	subject := q.Name + "/" + g.Name
+	d.check("home", subject, g.HomeHost != 0 && full[g.HomeHost], resultFail, "host %d is home and holds no full replica", g.HomeHost)
+	d.check("home-alive", subject, alive[g.HomeHost], resultWarn, "its home, host %d, is silent: another one takes over within seconds", g.HomeHost)
+	// The queue and the group were read one after the other: only what later messages cannot break is checked.
+	d.check("in-flight", subject, g.InFlight <= g.Unfinished+g.Acked, resultFail, "%d in flight of %d unfinished", g.InFlight, g.Unfinished)
+	limit := uint64(g.GetConfig().GetMaxInFlight())
+	d.check("limits", subject, limit == 0 || g.InFlight <= limit, resultFail, "%d in flight, at most %d are allowed", g.InFlight, limit)
+	d.check("retrying", subject, g.Retrying <= g.Unfinished, resultFail, "%d retrying of %d unfinished", g.Retrying, g.Unfinished)
+}
