@@ -4,6 +4,7 @@ import (
 	"reflect"
 
 	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/store"
 )
 
 // MaxGroups bounds the consumer groups of a shard.
@@ -117,37 +118,40 @@ func (t *tx) startOf(s Start) Address {
 			at = Address(s.At - 1)
 		}
 	case StartTime:
-		at = min(t.firstSince(kindMessage, Stamp(s.At)), t.firstSince(kindParked, Stamp(s.At))) - 1
+		at = min(firstSince(t.r, &t.meta, kindMessage, Stamp(s.At)), firstSince(t.r, &t.meta, kindParked, Stamp(s.At))) - 1
 	}
 	return min(max(at, t.meta.Line), t.meta.Last)
 }
 
 // firstSince finds the least address above the line of a kind of messages whose stamp is at or after a time; the next
 // one to be assigned if there is none. Stamps rise with addresses, so it searches by halves.
-func (t *tx) firstSince(kind byte, at Stamp) Address {
-	it := openIter(t.r, []byte{kind}, []byte{kind + 1})
+func firstSince(r store.Reader, m *metaValue, kind byte, at Stamp) Address {
+	it := openIter(r, []byte{kind}, []byte{kind + 1})
 	defer it.Close()
-	low, high := t.meta.Line+1, t.meta.Last+1
+	seek := func(a Address) (Address, bool) {
+		if !it.SeekGE(appendKey1(nil, kind, uint64(a))) {
+			check(it.Err())
+			return m.Last + 1, false
+		}
+		return Address(lastU64(it.Key())), true
+	}
+	low, high := m.Line+1, m.Last+1
 	for low < high {
 		mid := low + (high-low)/2
-		if !it.SeekGE(appendKey1(t.key[:0], kind, uint64(mid))) {
-			check(it.Err())
-			high = mid
-			continue
+		found, ok := seek(mid)
+		if ok {
+			v, err := it.Value()
+			check(err)
+			h, err := readHead(v)
+			check(err)
+			ok = h.stamp < at
 		}
-		v, err := it.Value()
-		check(err)
-		h, err := readHead(v)
-		check(err)
-		if h.stamp >= at {
-			high = mid
+		if ok {
+			low = found + 1
 		} else {
-			low = Address(lastU64(it.Key())) + 1
+			high = mid
 		}
 	}
-	if it.SeekGE(appendKey1(t.key[:0], kind, uint64(low))) {
-		return Address(lastU64(it.Key()))
-	}
-	check(it.Err())
-	return t.meta.Last + 1
+	first, _ := seek(low)
+	return first
 }

@@ -59,6 +59,7 @@ type QueueStateMachine struct {
 	// The rest belongs to the goroutine that applies.
 
 	producers map[Producer]*producerValue
+	tail      bucketCount // a count record that is up to date, if known: that of the newest messages, mostly
 	// Lower bounds of the least expiry of dedup ids and operations, and of the oldest use of a producer.
 	dedupFrom, opFrom, useFrom Stamp
 	// last is the applied event of the last command.
@@ -143,6 +144,7 @@ func (s *QueueStateMachine) ReloadAfter(change func() error) (err error) {
 	s.gone = loadRangeSet(s.shard, goneSet)
 	s.producers = make(map[Producer]*producerValue)
 	s.dedupFrom, s.opFrom, s.useFrom = 0, 0, 0
+	s.tail = bucketCount{}
 	return nil
 }
 
@@ -269,6 +271,7 @@ type tx struct {
 	deleted GroupID // the group that this command deletes
 	gone    *rangeSet
 	counts  []bucketCount
+	tail    bucketCount
 
 	producers []*producer           // used by this command
 	dedups    map[dedupHash]Address // taken by this command
@@ -283,7 +286,7 @@ type tx struct {
 
 // newTx starts a command: it moves the clock.
 func (s *QueueStateMachine) newTx(index Index, c Command) *tx {
-	t := &tx{s: s, index: index, stamp: c.CommandStamp(), meta: s.meta}
+	t := &tx{s: s, index: index, stamp: c.CommandStamp(), meta: s.meta, tail: s.tail}
 	t.val = make([]byte, 0, 512)
 	if e, ok := c.(*Enqueue); ok && !s.mayDrop(e) {
 		t.b = s.shard.NewBatch()
@@ -335,7 +338,7 @@ func (t *tx) commit() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	check(s.shard.Commit(t.b))
-	s.meta = t.meta
+	s.meta, s.tail = t.meta, t.tail
 	if t.gone != nil {
 		s.gone = t.gone
 	}
@@ -365,6 +368,7 @@ func (t *tx) publishGroups() {
 type bucketCount struct {
 	bucket uint64
 	v      countValue
+	known  bool
 }
 
 // count returns the record of an address's bucket, to be changed; valid until the next call.
@@ -376,8 +380,12 @@ func (t *tx) count(a Address) *countValue {
 		}
 	}
 	c := bucketCount{bucket: b}
-	_, err := t.r.View(appendKey1(t.key[:0], kindCount, b), c.v.decode)
-	check(err)
+	if t.tail.known && t.tail.bucket == b {
+		c.v = t.tail.v
+	} else {
+		_, err := t.r.View(appendKey1(t.key[:0], kindCount, b), c.v.decode)
+		check(err)
+	}
 	t.counts = append(t.counts, c)
 	return &t.counts[len(t.counts)-1].v
 }
@@ -390,6 +398,9 @@ func (t *tx) writeCounts() {
 			t.b.Delete(key)
 		} else {
 			t.b.Set(key, c.v.encode(t.val[:0]))
+		}
+		if c.bucket >= t.tail.bucket {
+			t.tail = bucketCount{bucket: c.bucket, v: c.v, known: true}
 		}
 	}
 	t.counts = nil

@@ -242,7 +242,12 @@ func (x *randomizer) groupCommand() queue.Command {
 
 func (x *randomizer) retention() queue.Command {
 	c := &queue.Retention{Stamp: x.now}
-	switch x.IntN(8) {
+	switch x.IntN(10) {
+	case 8, 9:
+		chores, err := x.m.Chores(x.now, 0)
+		if err == nil && !chores.Empty() {
+			return chores.Retention(x.now)
+		}
 	case 0:
 		c.PurgeTo = x.address()
 	case 1:
