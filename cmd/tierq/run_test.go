@@ -383,3 +383,35 @@ func TestBench(t *testing.T) {
 	_, errs, exit := s.run("bench", "--dir", "/nonexistent/dir", "--duration", "10ms")
 	require.Equal(t, exitUsage, exit, errs)
 }
+
+// A host that cannot run says so in one line, before it touches anything.
+func TestHostsThatCannotRun(t *testing.T) {
+	write := func(text string) string {
+		path := filepath.Join(t.TempDir(), "host.yaml")
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	hosts := "hosts:\n  - {id: 1, role: full, raft: 127.0.0.1:1, peer: 127.0.0.1:2, api: 127.0.0.1:3}\n" +
+		"  - {id: 2, role: full, raft: 127.0.0.1:4, peer: 127.0.0.1:5, api: 127.0.0.1:6}\n" +
+		"  - {id: 3, role: witness, raft: 127.0.0.1:7, peer: 127.0.0.1:8}\n"
+	data := "data: " + filepath.Join(t.TempDir(), "data") + "\n"
+	for _, c := range []struct {
+		args []string
+		text string
+	}{
+		{[]string{"serve"}, "--config"},
+		{[]string{"serve", "--config", "/nonexistent.yaml"}, "/nonexistent.yaml"},
+		{[]string{"serve", "--config", write("host: 1\ncolour: red\n" + data + hosts)}, `"colour"`},
+		{[]string{"serve", "--config", write("host: 3\n" + data + hosts)}, "tierq witness"},
+		{[]string{"witness", "--config", write("host: 1\n" + data + hosts)}, "tierq serve"},
+		{[]string{"serve", "extra"}, "unknown command"},
+		{[]string{"dev", "extra"}, "unknown command"},
+	} {
+		var out, errs bytes.Buffer
+		exit := run(context.Background(), c.args, strings.NewReader(""), &out, &errs)
+		require.Equal(t, exitUsage, exit, "%v: %s", c.args, errs.String())
+		require.Contains(t, errs.String(), c.text)
+		require.Equal(t, 1, strings.Count(errs.String(), "\n"), errs.String())
+		require.Empty(t, out.String())
+	}
+}
