@@ -244,9 +244,7 @@ func (x *expirer) finished(a Address, e *entryState) {
 	} else {
 		check(err)
 	}
-	change := e.dead.Change + 1
-	*e = entryState{finished: true}
-	e.retry.Change = change
+	*e = entryState{finished: true} // nothing is stored any more, and later entries of the command are told so
 }
 
 // park moves a message out of the way of the reclaim line, with a flag that says why. It returns false when the

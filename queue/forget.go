@@ -22,7 +22,18 @@ func (t *tx) forget() {
 		t.forgetDedups()
 		t.forgetOps()
 	}
+	t.noteExpiries()
 	t.forgetProducers()
+}
+
+// noteExpiries lowers the bounds to what this command may have written, also when it is clamped: a bound above a
+// stored expiry would let this replica keep what one that was opened since forgets.
+func (t *tx) noteExpiries() {
+	s, clock := t.s, t.meta.Clock
+	if len(t.dedups) > 0 {
+		s.dedupFrom = min(s.dedupFrom, clock+Stamp(t.meta.Options.DedupMs))
+	}
+	s.opFrom = min(s.opFrom, clock+opKept)
 }
 
 func (t *tx) forgetDedups() {
@@ -37,9 +48,6 @@ func (t *tx) forgetDedups() {
 			t.b.Delete(appendDedupKey(t.key[:0], h))
 		})
 	}
-	if len(t.dedups) > 0 {
-		s.dedupFrom = min(s.dedupFrom, clock+Stamp(t.meta.Options.DedupMs))
-	}
 }
 
 func (t *tx) forgetOps() {
@@ -50,7 +58,6 @@ func (t *tx) forgetOps() {
 			t.b.Delete(appendKey1(t.key[:0], kindOp, lastU64(key)))
 		})
 	}
-	s.opFrom = min(s.opFrom, clock+opKept)
 }
 
 // forgetAged calls forget for the keys of an index by age whose time has come, at most maxForget, and returns a
