@@ -126,14 +126,3 @@ func (d *decoder) bytes(field string, max int) []byte {
 }
 
 func (d *decoder) string(field string, max int) string { return string(d.bytes(field, max)) }
-
-// fixed64 reads eight bytes, big-endian.
-func (d *decoder) fixed64(field string) uint64 {
-	if d.remaining() < 8 {
-		d.failf("%s: input ends early", field)
-		return 0
-	}
-	v := binary.BigEndian.Uint64(d.b[d.off:])
-	d.off += 8
-	return v
-}
