@@ -13,19 +13,22 @@ import (
 const (
 	// housekeepTick is how often a housekeeper looks; an idle shard then costs two atomic loads.
 	housekeepTick = 250 * time.Millisecond
-	// reclaimMessages is how many reclaimable messages make the line move at once; fewer wait for a tick of reclaimEvery.
-	reclaimMessages = 4096
-	reclaimEvery    = time.Second
+	// choreEvery is how often a shard that moves is asked for chores, choreRest one that does not.
+	choreEvery = 500 * time.Millisecond
+	choreRest  = 30 * time.Second
 	// replaceEvery bounds how often one group's home is proposed to be replaced.
 	replaceEvery = time.Second
 )
 
 // housekeep runs while the replica runs and acts only while this host leads the shard: it brings the shard's options to
-// the catalog's, replaces homes whose host is silent, and moves the reclaim line. An idle shard writes nothing.
+// the catalog's, replaces homes whose host is silent, and proposes the state's chores. An idle shard writes nothing.
 func (d *desk) housekeep(ctx context.Context) {
 	ticker := time.NewTicker(housekeepTick)
 	defer ticker.Stop()
-	k := &housekeeper{desk: d, replaced: map[queue.GroupID]time.Time{}}
+	k := &housekeeper{desk: d, replaced: map[queue.GroupID]time.Time{}, state: noChores{}}
+	if r, ok := d.reader.(choreReader); ok {
+		k.state = r
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -42,10 +45,23 @@ func (d *desk) housekeep(ctx context.Context) {
 
 type housekeeper struct {
 	*desk
-	known       []queue.GroupInfo
-	replaced    map[queue.GroupID]time.Time
-	lastReclaim time.Time
+	known      []queue.GroupInfo
+	replaced   map[queue.GroupID]time.Time
+	state      choreReader
+	from       queue.Address // where the look for expired messages goes on; 0: from the beginning
+	nextChores time.Time
+	nextRest   time.Time
 }
+
+// choreReader is the part of the state that knows what there is to do; *queue.QueueStateMachine is one.
+type choreReader interface {
+	Chores(now queue.Stamp, from queue.Address) (queue.Chores, error)
+}
+
+// noChores stands in for a reader that knows none.
+type noChores struct{}
+
+func (noChores) Chores(queue.Stamp, queue.Address) (queue.Chores, error) { return queue.Chores{}, nil }
 
 func (k *housekeeper) round(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, proposeTimeout)
@@ -59,7 +75,7 @@ func (k *housekeeper) round(ctx context.Context) {
 		k.known = k.reader.Groups()
 	}
 	k.replaceHomes(ctx)
-	k.reclaim(ctx)
+	k.chores(ctx)
 }
 
 // replaceHomes proposes a new home for every group whose home's host is silent or gone.
@@ -115,33 +131,40 @@ func (d *desk) spread(name string) queue.ReplicaID {
 	return alive[(uint64(h.Sum32())+d.shard)%uint64(len(alive))]
 }
 
-// reclaim moves the line to the least floor of the groups, if that frees something. A queue without groups keeps
-// everything.
-func (k *housekeeper) reclaim(ctx context.Context) {
-	if !k.moved.Load() || time.Since(k.lastReclaim) < housekeepTick {
-		return
-	}
-	meta, groups := k.reader.ReadStats()
-	if len(groups) == 0 || meta.Options.Mode == queue.ModeLog {
-		k.moved.Store(false)
-		return
-	}
-	target := groups[0].Floor
-	for _, g := range groups[1:] {
-		target = min(target, g.Floor)
-	}
-	if target <= meta.Line {
-		k.moved.Store(false)
-		return
-	}
-	if target-meta.Line < reclaimMessages && time.Since(k.lastReclaim) < reclaimEvery {
+// chores proposes what the state says is to be done: moving the line, parking stragglers, finishing what has expired,
+// and dropping what a log-mode queue need not keep. The state is asked once a choreEvery while something moves, and
+// once a choreRest when nothing does, for what runs out by time.
+func (k *housekeeper) chores(ctx context.Context) {
+	now := time.Now()
+	if !k.due(now) {
 		return
 	}
 	k.moved.Store(false)
-	k.lastReclaim = time.Now()
-	k.metrics.reclaimed.Inc()
-	if _, err := k.propose(ctx, &queue.Retention{Stamp: k.raft.Stamp(), ReclaimLine: target}); err != nil {
-		k.moved.Store(true)
-		k.log.Debug("line not moved", zap.Error(err))
+	c, err := k.state.Chores(k.raft.Stamp(), k.from)
+	if err != nil {
+		k.log.Error("the state cannot be read for housekeeping", zap.Error(err))
+		k.nextChores = now.Add(choreRest)
+		return
 	}
+	k.from = c.Next
+	k.nextChores = now.Add(choreEvery)
+	if c.Next == 0 {
+		k.nextRest = now.Add(choreRest)
+	}
+	if c.Empty() {
+		return
+	}
+	k.metrics.chores.Inc()
+	if _, err := k.propose(ctx, c.Retention(k.raft.Stamp())); err != nil {
+		k.moved.Store(true)
+		k.log.Debug("housekeeping not proposed", zap.Error(err))
+	}
+}
+
+// due says whether the state is to be asked now.
+func (k *housekeeper) due(now time.Time) bool {
+	if now.Before(k.nextChores) {
+		return false
+	}
+	return k.moved.Load() || k.from != 0 || !now.Before(k.nextRest)
 }

@@ -14,7 +14,7 @@ type metrics struct {
 	batchMessages prometheus.Histogram
 	commitSeconds prometheus.Histogram
 	homesReplaced prometheus.Counter
-	reclaimed     prometheus.Counter
+	chores        prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -29,9 +29,9 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		batchMessages: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tierq_batch_messages", Help: "Messages per proposed Enqueue command.", Buckets: prometheus.ExponentialBuckets(1, 2, 14)}),
 		commitSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "tierq_commit_seconds", Help: "From proposing an Enqueue command to its apply on the leader's host.", Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16)}),
 		homesReplaced: prometheus.NewCounter(prometheus.CounterOpts{Name: "tierq_homes_replaced_total", Help: "Homes that this host, as the leader's, proposed to replace because their host was silent."}),
-		reclaimed:     prometheus.NewCounter(prometheus.CounterOpts{Name: "tierq_reclaim_proposals_total", Help: "Retention commands proposed to move a reclaim line."}),
+		chores:        prometheus.NewCounter(prometheus.CounterOpts{Name: "tierq_housekeeping_proposals_total", Help: "Retention commands proposed: reclaim, park, expire, drop."}),
 	}
 	reg.MustRegister(m.published, m.publishedB, m.duplicates, m.refused, m.delivered, m.settled, m.forwarded,
-		m.batchMessages, m.commitSeconds, m.homesReplaced, m.reclaimed)
+		m.batchMessages, m.commitSeconds, m.homesReplaced, m.chores)
 	return m
 }
