@@ -130,14 +130,26 @@ func (s *State) registerHost(c *RegisterHost, r *Result) (bool, *refusal) {
 	if c.Host.Version != old.Version {
 		return false, refuse(code.MutationFenced, "host %d has changed: it is at version %d", c.Host.ID, old.Version)
 	}
-	if !known && len(s.d.hosts) >= MaxHosts {
-		return false, refuse(code.LimitReached, "the fleet has %d hosts", MaxHosts)
+	if refused := s.checkNewcomer(c.Host); !known && refused != nil {
+		return false, refused
 	}
 	next := c.Host
 	next.Version++
 	s.d.hosts[next.ID] = next
 	r.Host = next
 	return true, nil
+}
+
+// checkNewcomer refuses a host that is one too many, or a witness that holds the catalog since the fleet was formed.
+func (s *State) checkNewcomer(h Host) *refusal {
+	if len(s.d.hosts) >= MaxHosts {
+		return refuse(code.LimitReached, "the fleet has %d hosts", MaxHosts)
+	}
+	p := s.d.placements[ShardID]
+	if r, ok := p.OnHost(h.ID); ok && h.Role == HostWitness && r.Birth != BirthWitness {
+		return refuse(code.MutationFenced, "host %d holds the catalog and is no witness: give this host another id", h.ID)
+	}
+	return nil
 }
 
 func checkHost(h Host) *refusal {
