@@ -1,0 +1,222 @@
+package queue_test
+
+import (
+	"fmt"
+	"reflect"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// TestLateCopies applies every command of a run again, after it and after commands that follow it. A copy must be
+// refused or harmless, which means, by command:
+//
+//   - Enqueue: a message that was stored before is not stored again. As long as its producer's epoch is current and
+//     its seq not below low, the copy is answered with the first address (G2). A message that was refused may be
+//     stored now: that is its first commit.
+//   - Ack, Expire, Group, Home: nothing changes that a reader can see, but the applied index and the clock.
+//   - Retention: what groups have finished, may receive, or have dead does not change, except for messages whose time
+//     to live is over. What everybody has finished may be deleted, and what somebody has not may be parked.
+//
+// Everything is compared with the naive state too.
+func TestLateCopies(t *testing.T) {
+	machines := newShards(t)
+	rapid.Check(t, func(rt *rapid.T) {
+		p := &pair{t: t, real: machines.open(), naive: newNaive()}
+		g := newGenerator(rt, p.naive)
+		g.strict, g.idempotent = true, true
+		l := &lateCopies{pair: p}
+		for range 1 + g.intn("commands", 30) {
+			l.first(rt, g.command())
+			for _, i := range l.choose(g) {
+				l.again(rt, i)
+			}
+			p.compare(rt)
+		}
+	})
+}
+
+// lateCopies is a run with what its commands were answered first.
+type lateCopies struct {
+	*pair
+	commands [][]byte
+	// stored holds, by command, publish and message, the first address; 0 while it was never stored.
+	stored [][][]queue.Address
+}
+
+func (l *lateCopies) first(t *rapid.T, c queue.Command) {
+	l.apply(t, c)
+	l.commands = append(l.commands, l.log[len(l.log)-1])
+	var stored [][]queue.Address
+	if c, ok := c.(*queue.Enqueue); ok {
+		stored = make([][]queue.Address, len(c.Publishes))
+		for i := range c.Publishes {
+			stored[i] = make([]queue.Address, len(c.Publishes[i].Messages))
+		}
+	}
+	l.stored = append(l.stored, stored)
+	l.remember(len(l.commands)-1, l.result)
+}
+
+func (l *lateCopies) remember(i int, r queue.Result) {
+	for k, p := range r.Publishes {
+		for m := range p.Messages {
+			if l.stored[i][k][m] == 0 {
+				l.stored[i][k][m] = p.Messages[m].Address
+			}
+		}
+	}
+}
+
+// choose draws which commands come again: all of a short run, the last one and some of a long one.
+func (l *lateCopies) choose(g *generator) (list []int) {
+	n := len(l.commands)
+	if n <= 8 {
+		for i := range n {
+			list = append(list, i)
+		}
+		return list
+	}
+	list = append(list, n-1)
+	for range 6 {
+		list = append(list, g.intn("again", n))
+	}
+	return list
+}
+
+func (l *lateCopies) again(t *rapid.T, i int) {
+	before := l.naive.observe()
+	l.applyBytes(t, l.commands[i])
+	after := l.naive.observe()
+	c, err := queue.DecodeCommand(l.commands[i])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.harmless(i, c, before, after); err != nil {
+		t.Fatalf("a late copy of command %d, %s, did harm: %v\nanswer %+v", i, describeCommand(c), err, l.result)
+	}
+	l.remember(i, l.result)
+}
+
+func (l *lateCopies) harmless(i int, c queue.Command, before, after observed) error {
+	switch c := c.(type) {
+	case *queue.Enqueue:
+		return l.harmlessEnqueue(i, c, before, after)
+	case *queue.Retention:
+		return same(essence(before, after.Meta.Clock), essence(after, after.Meta.Clock))
+	}
+	return same(before.timeless(), after.timeless())
+}
+
+func same(before, after observed) error {
+	if reflect.DeepEqual(before, after) {
+		return nil
+	}
+	return fmt.Errorf("before %+v\nafter %+v", before, after)
+}
+
+func (l *lateCopies) harmlessEnqueue(i int, c *queue.Enqueue, before, after observed) error {
+	fresh := 0
+	for k := range c.Publishes {
+		r := queue.PublishResult{Code: l.result.Code}
+		if l.result.Code == code.OK {
+			r = l.result.Publishes[k]
+		}
+		for m := range c.Publishes[k].Messages {
+			first := l.stored[i][k][m]
+			var answer queue.MessageResult
+			if r.Code == code.OK {
+				answer = r.Messages[m]
+			}
+			switch {
+			case first != 0 && answer.Code == code.OK && (!answer.Duplicate || answer.Address != first):
+				return fmt.Errorf("publish %d message %d was stored at %s, the copy is answered %+v", k, m, first, answer)
+			case first != 0 && answer.Code != code.OK && l.mustKnow(&c.Publishes[k], m, i, k):
+				return fmt.Errorf("publish %d message %d was stored at %s, the copy is refused: %+v", k, m, first, r)
+			case first == 0 && answer.Code == code.OK && !answer.Duplicate:
+				fresh++
+			}
+		}
+	}
+	if fresh == 0 && l.naive.options.Overflow == queue.OverflowReject {
+		return same(before.timeless(), after.timeless())
+	}
+	if got := after.Meta.Counters.Published - before.Meta.Counters.Published; got != uint64(fresh) {
+		return fmt.Errorf("%d messages were stored, %d of them for the first time", got, fresh)
+	}
+	return nil
+}
+
+// mustKnow says whether the answer to a stored message must still be known: its producer is at the same epoch, and
+// has declared no seq of the publish answered. A retired queue refuses everything; so does an atomic publish, or one
+// with an expected last address, as a whole.
+func (l *lateCopies) mustKnow(p *queue.Publish, m, i, k int) bool {
+	x := l.naive.producers[p.Producer]
+	if l.naive.retired || x == nil || x.epoch != p.ProducerEpoch {
+		return false
+	}
+	whole := p.Atomic || p.CheckLast
+	for at := range p.Messages {
+		if (at == m || whole) && (l.stored[i][k][at] == 0 || p.Messages[at].Seq < x.low) {
+			return false
+		}
+	}
+	return true
+}
+
+// essence is what housekeeping must not change at a time: what groups may receive, have finished or have dead,
+// without where messages lie, and without those whose time to live is over.
+func essence(o observed, clock queue.Stamp) observed {
+	o = o.timeless()
+	c := &o.Meta.Counters
+	c.Messages, c.Bytes, c.Parked, c.Delayed, c.Reclaimed, c.Expired = 0, 0, 0, 0, 0, 0
+	o.Meta.Line = 0
+	o.Messages, o.NextDue = nil, 0
+	ranOut := map[queue.Address]bool{}
+	groups := make([]observedGroup, len(o.Groups))
+	for i, g := range o.Groups {
+		g.InPlace, g.Stragglers, g.Retrying = nil, nil, nil
+		g.Deliverables = nil
+		for _, d := range o.Groups[i].Deliverables {
+			if d.ExpiresAt != 0 && d.ExpiresAt <= clock {
+				ranOut[d.Address] = true
+				continue
+			}
+			d.Parked = false
+			g.Deliverables = append(g.Deliverables, d)
+		}
+		g.Dead = append([]queue.DeadLetter(nil), g.Dead...)
+		for k := range g.Dead {
+			g.Dead[k].Message.Parked = false
+		}
+		k := &g.Info.Counters
+		k.Unfinished, k.Expired = k.Unfinished+k.Expired, 0
+		k.Retrying, k.Leased = 0, 0
+		g.States = nil
+		groups[i] = g
+	}
+	o.Groups = groups
+	var due []queue.DelayedKey
+	for _, d := range o.Due {
+		for i := range groups {
+			if !ranOut[d.Address] && delivers(groups[i], d.Address) {
+				due = append(due, d)
+				break
+			}
+		}
+	}
+	o.Due = due
+	return o
+}
+
+func delivers(g observedGroup, a queue.Address) bool {
+	for _, d := range g.Deliverables {
+		if d.Address == a {
+			return true
+		}
+	}
+	return false
+}

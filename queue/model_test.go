@@ -1,0 +1,201 @@
+package queue_test
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/queuetest"
+	"github.com/tierq/tierq/queue/store"
+)
+
+// pair is the real state and the naive one, side by side.
+type pair struct {
+	t      testing.TB
+	real   *queuetest.Machine
+	naive  *naive
+	log    [][]byte
+	result queue.Result // of the last command
+	// reached counts outcomes, if not nil.
+	reached map[string]int
+}
+
+// reach notes what a command came to, item by item.
+func (p *pair) reach(c queue.Command, r queue.Result) {
+	if p.reached == nil {
+		return
+	}
+	p.reached[fmt.Sprintf("%T %s", c, r.Code)]++
+	if c, ok := c.(*queue.Group); ok {
+		p.reached[fmt.Sprintf("group op %d %s", c.Op, r.Code)]++
+	}
+	for _, x := range r.Publishes {
+		p.reached["publish "+x.Code.String()]++
+		for _, m := range x.Messages {
+			p.reached[fmt.Sprintf("message %s duplicate=%v", m.Code, m.Duplicate)]++
+		}
+	}
+	for _, a := range r.Acks {
+		p.reached[fmt.Sprintf("ack %d", a)]++
+	}
+	for i, x := range r.Expires {
+		p.reached[fmt.Sprintf("expire %d applied=%v finished=%v dead=%v", c.(*queue.Expire).Entries[i].Kind, x.Applied, x.Finished, x.Dead)]++
+	}
+	for i, x := range r.Delayed {
+		p.reached[fmt.Sprintf("delayed cancel=%v %s", c.(*queue.Retention).Delayed[i].NewVisibleAt == 0, x)]++
+	}
+}
+
+// apply applies a command to both and compares the answers field by field.
+func (p *pair) apply(t *rapid.T, c queue.Command) {
+	b, err := queue.EncodeCommand(nil, c)
+	if err != nil {
+		t.Fatalf("the generator made a command that is refused before it is proposed: %v", err)
+	}
+	p.applyBytes(t, b)
+}
+
+func (p *pair) applyBytes(t *rapid.T, b []byte) {
+	p.log = append(p.log, b)
+	c, err := queue.DecodeCommand(b)
+	if err != nil {
+		t.Fatalf("decode: %v", err)
+	}
+	index := p.naive.applied + 1
+	got, err := p.real.Apply(index, b)
+	if err != nil {
+		t.Fatalf("apply %s %+v: %v", index, c, err)
+	}
+	want := p.naive.apply(index, c)
+	p.result = got
+	p.reach(c, got)
+	wantBytes, gotBytes := queue.EncodeResult(nil, &want), queue.EncodeResult(nil, &got)
+	if string(wantBytes) != string(gotBytes) {
+		t.Fatalf("%s: %s\n got %+v\nwant %+v", index, describeCommand(c), got, want)
+	}
+	back, err := queue.DecodeResult(gotBytes)
+	if err != nil || !reflect.DeepEqual(queue.EncodeResult(nil, &back), gotBytes) {
+		t.Fatalf("result does not travel: %v", err)
+	}
+}
+
+// compare compares everything that can be read.
+func (p *pair) compare(t *rapid.T) {
+	page := 1 + int(p.naive.applied)%7
+	if p.naive.last > 80 {
+		page *= 16
+	}
+	got, err := observe(p.real, page)
+	if err != nil {
+		t.Fatalf("observe: %v", err)
+	}
+	if want := p.naive.observe(); !reflect.DeepEqual(got, want) {
+		requireSame(t, want, got)
+	}
+	if err := checkSums(got); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.naive.checkLanes(p.real.QueueStateMachine); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.real.Check(); err != nil {
+		t.Fatalf("check: %v", err)
+	}
+}
+
+// requireSame names the part that differs first, since a whole state is long.
+func requireSame(t *rapid.T, want, got observed) {
+	require.Equal(t, want.Meta, got.Meta)
+	require.Equal(t, want.Messages, got.Messages)
+	require.Equal(t, want.Due, got.Due)
+	require.Equal(t, len(want.Groups), len(got.Groups), "groups")
+	for i := range want.Groups {
+		require.Equal(t, want.Groups[i], got.Groups[i])
+	}
+	require.Equal(t, want, got)
+}
+
+func describeCommand(c queue.Command) string {
+	return fmt.Sprintf("%T %+v", c, reflect.Indirect(reflect.ValueOf(c)).Interface())
+}
+
+// shards hands out fresh shards of one store, since opening a store costs more than a whole run.
+type shards struct {
+	t    testing.TB
+	st   *store.Store
+	next uint64
+}
+
+func newShards(t testing.TB) *shards { return &shards{t: t, st: queuetest.OpenStore(t)} }
+
+func (s *shards) open() *queuetest.Machine {
+	s.next++
+	return queuetest.Open(s.t, s.st, s.next)
+}
+
+// TestModel drives the real state and the naive one with the same commands: most fit the state, some were decided on
+// an older one, some are late copies of earlier ones, some carry stamps far ahead. Everything that can be read must be
+// the same after each. Drop it into -rapid.seed to repeat a failure.
+func TestModel(t *testing.T) {
+	machines := newShards(t)
+	reached := map[string]int{}
+	rapid.Check(t, func(rt *rapid.T) {
+		p := &pair{t: t, real: machines.open(), naive: newNaive(), reached: reached}
+		g := newGenerator(rt, p.naive)
+		g.huge = true
+		var held [][]byte // decided, on their way
+		rt.Repeat(map[string]func(*rapid.T){
+			"command": func(rt *rapid.T) { g.t = rt; p.apply(rt, g.command()) },
+			"another": func(rt *rapid.T) { g.t = rt; p.apply(rt, g.command()) },
+			"more":    func(rt *rapid.T) { g.t = rt; p.apply(rt, g.command()) },
+			"hold back": func(rt *rapid.T) {
+				g.t = rt
+				b, err := queue.EncodeCommand(nil, g.command())
+				if err != nil {
+					rt.Fatal(err)
+				}
+				held = append(held, b)
+			},
+			"commit late": func(rt *rapid.T) {
+				if len(held) == 0 {
+					rt.Skip("nothing is held back")
+				}
+				p.applyBytes(rt, rapid.SampledFrom(held).Draw(rt, "held"))
+			},
+			"commit again": func(rt *rapid.T) {
+				if len(p.log) == 0 {
+					rt.Skip("nothing was applied")
+				}
+				p.applyBytes(rt, rapid.SampledFrom(p.log).Draw(rt, "again"))
+			},
+			"old index": func(rt *rapid.T) {
+				if len(p.log) == 0 {
+					rt.Skip("nothing was applied")
+				}
+				r, err := p.real.Apply(queue.Index(rapid.Uint64Range(0, uint64(p.naive.applied)).Draw(rt, "index")), p.log[0])
+				if err != nil || r.Code != code.Unknown {
+					rt.Fatalf("an old index: %+v, %v", r, err)
+				}
+			},
+			"reopen": func(rt *rapid.T) {
+				if err := p.real.Reload(); err != nil {
+					rt.Fatal(err)
+				}
+			},
+			"": p.compare,
+		})
+	})
+	list := make([]string, 0, len(reached))
+	for what, n := range reached {
+		list = append(list, fmt.Sprintf("%s: %d", what, n))
+	}
+	slices.Sort(list)
+	t.Logf("reached:\n%s", strings.Join(list, "\n"))
+}
