@@ -361,3 +361,59 @@ func TestDelayedHeadOfAKey(t *testing.T) {
 		require.Equal(t, []int{5}, bodies(get(t, k, ReceiveRequest{Max: 10, Wait: 20 * time.Second, Lease: 0})), "c is due by now")
 	})
 }
+
+// What was given back is not acked by its old receipt, even while nobody has had the message since.
+func TestAckAfterNack(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		r.send(1)
+		d := get(t, k, ReceiveRequest{})[0]
+		require.Equal(t, []code.Code{code.OK}, codes(t)(k.Nack(within(time.Second), "g", []NackItem{{Receipt: d.Receipt}})))
+		require.Equal(t, []code.Code{code.UnknownDelivery}, ack(t, k, d.Receipt))
+		require.Len(t, get(t, k, ReceiveRequest{Wait: 5 * time.Second}), 1)
+	})
+}
+
+// A delayed message whose commit took longer than its delay lies behind what was read of the delayed index already.
+func TestDelayShorterThanTheCommit(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		r.send(1, func(m *queue.Message) { m.VisibleAt = r.stamp() + 100 })
+		late := &queue.Enqueue{Stamp: r.stamp(), Publishes: []queue.Publish{{Messages: []queue.Message{{VisibleAt: r.stamp() + 50, Body: []byte("2")}}}}}
+		pass(200 * time.Millisecond)
+		require.Equal(t, []int{1}, bodies(get(t, k, ReceiveRequest{})))
+		r.must(late)
+		require.Equal(t, []int{2}, bodies(get(t, k, ReceiveRequest{})))
+	})
+}
+
+// A delayed message that is moved to before what was read of the delayed index comes within a moment.
+func TestRescheduledBehindTheCursor(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		past := r.stamp() + 1
+		r.send(1, func(m *queue.Message) { m.VisibleAt = r.stamp() + 60_000 })
+		r.send(1, func(m *queue.Message) { m.VisibleAt = r.stamp() + 100 })
+		pass(200 * time.Millisecond)
+		require.Equal(t, []int{2}, bodies(get(t, k, ReceiveRequest{})))
+		pass(time.Second)
+		r.send(1)
+		require.Equal(t, []int{3}, bodies(get(t, k, ReceiveRequest{})), "the clock has moved on")
+		r.must(&queue.Retention{Stamp: r.stamp(), Delayed: []queue.DelayedChange{{Address: 1, NewVisibleAt: past}}})
+		begun := r.boot()
+		require.Equal(t, []int{1}, bodies(get(t, k, ReceiveRequest{Wait: 20 * time.Second})))
+		require.LessOrEqual(t, r.boot()-begun, 2*time.Second)
+	})
+}
+
+// A receipt from before a recovery is refused, whatever its epoch.
+func TestReceiptFromBeforeARecovery(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		r.send(1)
+		d := get(t, k, ReceiveRequest{})[0]
+		old := k.receipts.Encode(Receipt{Shard: 7, Recovery: 1, Group: 1, Lease: d.lease, Address: 1})
+		require.Equal(t, []code.Code{code.StaleOwner}, ack(t, k, old))
+		require.Equal(t, []code.Code{code.OK}, ack(t, k, d.Receipt))
+	})
+}
