@@ -103,7 +103,9 @@ func (a *account) answered(id uint64, p client.Published) {
 	case p.Err == nil:
 		e.outcome = acknowledged
 		a.acknowledged++
-		a.sameAddressLocked(id, e, p.Address)
+		if p.Address != 0 {
+			a.sameAddressLocked(id, e, p.Address)
+		}
 		now := time.Now()
 		if !a.lastAnswer.IsZero() {
 			a.longestGap = max(a.longestGap, now.Sub(a.lastAnswer))
@@ -182,7 +184,7 @@ func (a *account) settled(n turn, want ending, err *code.Error) {
 	defer a.mu.Unlock()
 	end := want
 	switch {
-	case err == nil:
+	case err == nil: // as wanted
 	case err.Effect == code.EffectMaybe:
 		end = ackUnknown
 	default:

@@ -23,7 +23,6 @@ import (
 
 // The exit codes of the command line.
 const (
-	exitOK          = 0
 	exitUsage       = 2
 	exitUnreachable = 3
 	exitRefused     = 4
@@ -226,9 +225,9 @@ func badCommands(t *testing.T, h *host) {
 		{"send a body that is too large", big, []string{"send", "--lines", "good"}, exitRefused, "TOO_LARGE"},
 		{"receive from an unknown queue", nil, []string{"receive", "nosuch"}, exitRefused, "tierq queue create"},
 		{"receive from an unknown group", nil, []string{"receive", "good", "--group", "nosuch"}, exitRefused, "tierq group create"},
-		{"create a queue with a bad name", nil, []string{"queue", "create", ".bad"}, exitRefused, "INVALID_NAME"},
+		{"create a queue with a bad name", nil, []string{"queue", "create", ".bad"}, exitUsage, "names are"},
 		{"create a queue that exists otherwise", nil, []string{"queue", "create", "good", "--max-body-bytes", "4096"}, exitRefused, "QUEUE_EXISTS_MISMATCH"},
-		{"create a group with a bad name", nil, []string{"group", "create", "good", "$bad"}, exitRefused, "INVALID_NAME"},
+		{"create a group with a bad name", nil, []string{"group", "create", "good", "$bad"}, exitUsage, "names are"},
 		{"describe an unknown queue", nil, []string{"queue", "describe", "nosuch"}, exitRefused, "tierq queue create"},
 		{"delete an unknown group", nil, []string{"group", "delete", "good", "nosuch"}, exitRefused, "tierq group create"},
 		{"move to an unknown host", nil, []string{"group", "move", "good", "g", "9"}, exitRefused, "UNKNOWN_HOST"},

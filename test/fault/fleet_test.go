@@ -47,6 +47,7 @@ type host struct {
 	cmd     *exec.Cmd
 	done    chan struct{} // closed when the process has ended
 	wanted  bool          // its end is what the test wants
+	frozen  bool          // by pause
 	exit    error
 	started int
 }
@@ -153,7 +154,7 @@ func (h *host) start() {
 		t.Fatal(err)
 	}
 	done := make(chan struct{})
-	h.cmd, h.done, h.wanted, h.exit = cmd, done, false, nil
+	h.cmd, h.done, h.wanted, h.exit, h.frozen = cmd, done, false, nil, false
 	go func() {
 		err := cmd.Wait()
 		h.mu.Lock()
@@ -213,7 +214,7 @@ func (h *host) stop() {
 func (h *host) pause()  { h.signal(syscall.SIGSTOP) }
 func (h *host) resume() { h.signal(syscall.SIGCONT) }
 
-func (h *host) signal(s os.Signal) {
+func (h *host) signal(s syscall.Signal) {
 	h.f.t.Helper()
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -223,12 +224,14 @@ func (h *host) signal(s os.Signal) {
 	if err := h.cmd.Process.Signal(s); err != nil {
 		h.f.t.Fatal(err)
 	}
+	h.frozen = s == syscall.SIGSTOP
 }
 
+// running says whether the process is there and can answer.
 func (h *host) running() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.cmd != nil
+	return h.cmd != nil && !h.frozen
 }
 
 func (h *host) pid() int {

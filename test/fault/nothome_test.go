@@ -111,6 +111,13 @@ func TestFaultNotHome(t *testing.T) {
 		require.NoError(t, err)
 	})
 
+	t.Run("command line", func(t *testing.T) {
+		publish("for the command line")
+		r := cli(t, 30*time.Second, nil, "--addr", wrong.api, "receive", "sent-home", "--group", "g", "--ack")
+		require.Zero(t, r.exit, r.stderr)
+		require.Equal(t, "for the command line\n", r.stdout)
+	})
+
 	t.Run("Go client, a moved group", func(t *testing.T) {
 		follower := f.client(client.Options{Addrs: []string{home.api}, RefreshEvery: -1})
 		_, err := follower.Receive(context.Background(), "sent-home", "g", client.ReceiveOptions{Wait: client.NoWait})
