@@ -331,9 +331,13 @@ func (l *Log) reclaimOnce() (again bool, err error) {
 	return freed > 0, err
 }
 
-// pickVictims returns the sealed segments without anything live; if there are none, and garbage
-// outweighs what is live, the segment with the least live in it, and whether garbage is so much that
-// it must not be rewritten slowly.
+// cheapShare is the share of live bytes, one in so many, below which a segment is rewritten at once: it
+// costs next to nothing, and small things, such as the tombstones of removed replicas, do not stay.
+const cheapShare = 16
+
+// pickVictims returns the sealed segments without anything live. If there are none, it returns the segment
+// with the least live in it, if that is next to nothing or garbage outweighs what is live, and whether
+// garbage is so much that it must not be rewritten slowly.
 func (l *Log) pickVictims() (idle []*segment, victim *segment, urgent bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -353,7 +357,8 @@ func (l *Log) pickVictims() (idle []*segment, victim *segment, urgent bool) {
 		}
 	}
 	garbage, allowed := total-live, max(2*int64(l.active.h.size), live)
-	if garbage <= allowed || victim == nil || victim.live*10 > int64(victim.h.size)*9 {
+	if victim == nil || victim.live*10 > int64(victim.h.size)*9 ||
+		garbage <= allowed && victim.live*cheapShare > int64(victim.h.size) {
 		victim = nil
 	}
 	return idle, victim, garbage > 3*allowed
