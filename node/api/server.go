@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"math"
 	"net"
 	"net/http"
 	"time"
@@ -76,6 +77,7 @@ func NewServer(o Options) *Server {
 func (s *Server) Mount(mux Mux) {
 	opts := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxRequestBytes),
+		connect.WithCompressMinBytes(math.MaxInt), // compressing answers costs more CPU than the network they save
 		connect.WithInterceptors(connect.UnaryInterceptorFunc(s.intercept)),
 	}
 	mux.Handle(tierqv1connect.NewQueueServiceHandler(queueService{s}, opts...))
