@@ -33,6 +33,8 @@ const (
 	stepLost step = 6
 	// stepUp: a start that was not the first returned. It takes back stepStarting, and is as durable.
 	stepUp step = 7
+	// stepPanicked: a start ended the process by a panic. Written when the next one opens the journal.
+	stepPanicked step = 8
 )
 
 // replicaKey names a replica.
@@ -43,7 +45,7 @@ type replicaRecord struct {
 	nonce    uint64 // of its claim
 	begun    bool   // it has been started at least once
 	starts   int    // starts that ended the process by a panic, in a row
-	starting bool   // the last of them is under way, or was when the process ended
+	starting bool   // one is under way
 	removing bool
 	removed  bool
 	lost     bool
@@ -74,9 +76,7 @@ func openJournal(dir string, panicked bool) (*journal, error) {
 	if err := j.load(path, b); err != nil {
 		return nil, err
 	}
-	if !panicked {
-		j.forgiveStarts()
-	}
+	j.judgeStarts(panicked)
 	if err := replaceFile(path, j.encode()); err != nil {
 		return nil, fmt.Errorf("write the journal of replicas: %w", err)
 	}
@@ -117,8 +117,9 @@ func (j *journal) step(key replicaKey, s step, nonce uint64) {
 	case stepBorn:
 		r.nonce = nonce
 	case stepStarting:
-		r.starts++
 		r.starting = true
+	case stepPanicked:
+		r.starts++
 	case stepStarted:
 		r.begun, r.starts, r.starting = true, 0, false
 	case stepUp:
@@ -133,13 +134,14 @@ func (j *journal) step(key replicaKey, s step, nonce uint64) {
 	j.replicas[key] = r
 }
 
-// forgiveStarts takes back the starts that were under way.
-func (j *journal) forgiveStarts() {
+// judgeStarts turns the starts that were under way into panics, or into nothing.
+func (j *journal) judgeStarts(panicked bool) {
 	for key, r := range j.replicas {
-		if r.starting {
-			r.starts--
-			j.replicas[key] = r
+		if r.starting && panicked {
+			r.starts++
 		}
+		r.starting = false
+		j.replicas[key] = r
 	}
 }
 
@@ -155,7 +157,7 @@ func (j *journal) encode() []byte {
 			add(stepStarted)
 		}
 		for range r.starts {
-			add(stepStarting)
+			add(stepPanicked)
 		}
 		if r.removing {
 			add(stepRemoving)
