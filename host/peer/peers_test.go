@@ -1,0 +1,264 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/peer/peerv1"
+	"github.com/tierq/tierq/queue/code"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = 20 * time.Second
+
+// testHost is a backend with settable answers.
+type testHost struct {
+	Backend
+	*Peers
+	id    uint64
+	fleet atomic.Value // string
+	wall  atomic.Int64 // added to the wall clock, ms
+
+	mu     sync.Mutex
+	shards []ShardReport
+	others []uint64
+	view   []byte
+	err    error
+}
+
+func (h *testHost) Identity() Identity {
+	return Identity{HostID: h.id, Fleet: h.fleet.Load().(string), Members: []Member{{Replica: 1, HostID: 2, Birth: 1}}}
+}
+
+func (h *testHost) Hosts() []uint64 { return h.others }
+
+func (h *testHost) Reports() ([]ShardReport, uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]ShardReport(nil), h.shards...), 5
+}
+
+func (h *testHost) report(shards ...ShardReport) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.shards = shards
+}
+
+func (h *testHost) CatalogAfter(ctx context.Context, version uint64) (uint64, []byte) {
+	if version < 3 {
+		return 3, h.view
+	}
+	<-ctx.Done()
+	return version, nil
+}
+
+func (h *testHost) ReadCatalog(context.Context) (uint64, []byte, error) { return 0, nil, h.err }
+
+func (h *testHost) ProposeCatalog(_ context.Context, command []byte) ([]byte, error) {
+	return command, h.err
+}
+
+// newPair returns two hosts that know each other's address and belong to fleet "f".
+func newPair(t *testing.T) (a, b *testHost) {
+	t.Helper()
+	hosts := make(map[uint64]*testHost)
+	for _, id := range []uint64{1, 2} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		h := &testHost{id: id, others: []uint64{3 - id}, view: []byte("view")}
+		h.fleet.Store("f")
+		h.Peers = New(Config{
+			HostID: id, Listener: l, Backend: h, Logger: zap.NewNop(),
+			Fleet: func() string { return h.fleet.Load().(string) },
+			Address: func(id uint64) (string, bool) {
+				other, ok := hosts[id]
+				if !ok {
+					return "", false
+				}
+				return other.Addr().String(), true
+			},
+			Interval: 10 * time.Millisecond, Silence: 300 * time.Millisecond,
+			Wall: func() time.Time { return time.Now().Add(time.Duration(h.wall.Load()) * time.Millisecond) },
+		})
+		hosts[id] = h
+	}
+	t.Cleanup(func() {
+		for _, h := range hosts {
+			require.NoError(t, h.Close())
+			require.NoError(t, h.Close(), "twice")
+		}
+	})
+	return hosts[1], hosts[2]
+}
+
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	require.Eventually(t, condition, patience, time.Millisecond, what)
+}
+
+func codeOf(t *testing.T, err error) *code.Error {
+	t.Helper()
+	var e *code.Error
+	require.ErrorAs(t, FromConnect(err), &e)
+	return e
+}
+
+func TestCatalogService(t *testing.T) {
+	a, b := newPair(t)
+	b.Start()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	s := a.Service(2)
+	hello, err := a.HelloAt(ctx, 2, b.Addr().String())
+	require.NoError(t, err)
+	require.EqualValues(t, 2, hello.HostId)
+	require.Equal(t, "f", hello.FleetId)
+	require.Len(t, hello.Members, 1)
+	_, err = a.HelloAt(ctx, 1, b.Addr().String())
+	require.Equal(t, code.WrongFleet, codeOf(t, err).Code, "another host is at that address")
+
+	w, err := s.WatchCatalog(ctx, connect.NewRequest(&peerv1.WatchCatalogRequest{AfterVersion: 1, WaitMs: 10_000}))
+	require.NoError(t, err)
+	require.EqualValues(t, 3, w.Msg.Version)
+	require.Equal(t, "view", string(w.Msg.View))
+	w, err = s.WatchCatalog(ctx, connect.NewRequest(&peerv1.WatchCatalogRequest{AfterVersion: 3, WaitMs: 1}))
+	require.NoError(t, err)
+	require.Empty(t, w.Msg.View)
+
+	p, err := s.ProposeCatalog(ctx, connect.NewRequest(&peerv1.ProposeCatalogRequest{Command: []byte("c")}))
+	require.NoError(t, err)
+	require.Equal(t, "c", string(p.Msg.Result))
+	want := &code.Error{Code: code.NotOwner, Effect: code.EffectMaybe, Text: "text", HomeHost: 1, HomeAPI: "h", Epoch: 2, LeaderHost: 3, LeaderAPI: "l", RetryAfterMs: 4}
+	b.err = want
+	_, err = s.ProposeCatalog(ctx, connect.NewRequest(&peerv1.ProposeCatalogRequest{}))
+	require.Equal(t, want, FromConnect(err), "an error arrives whole")
+	b.err = errors.New("a secret of this host")
+	_, err = s.ReadCatalog(ctx, connect.NewRequest(&peerv1.ReadCatalogRequest{}))
+	require.Equal(t, code.Internal, codeOf(t, err).Code)
+	require.NotContains(t, err.Error(), "secret")
+}
+
+func TestStrangersAreRefused(t *testing.T) {
+	a, b := newPair(t)
+	b.Handle("/other/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusNoContent) }))
+	b.Start()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	call := func() error {
+		_, err := a.Service(2).ProposeCatalog(ctx, connect.NewRequest(&peerv1.ProposeCatalogRequest{}))
+		return err
+	}
+	require.NoError(t, call())
+	a.fleet.Store("g")
+	e := codeOf(t, call())
+	require.Equal(t, code.WrongFleet, e.Code)
+	require.Contains(t, e.Text, "fleet f")
+	require.Contains(t, e.Text, "fleet g")
+	hello, err := a.HelloAt(ctx, 2, b.Addr().String())
+	require.NoError(t, err, "anybody may ask")
+	require.Equal(t, "f", hello.FleetId)
+	a.fleet.Store("")
+	require.Equal(t, code.Unavailable, codeOf(t, call()).Code, "the caller is of no fleet yet")
+	a.fleet.Store("f")
+	a.others = nil
+	_, err = a.Service(9).ProposeCatalog(ctx, connect.NewRequest(&peerv1.ProposeCatalogRequest{}))
+	require.Equal(t, code.UnknownHost, codeOf(t, err).Code)
+
+	// Other packages' services are behind the same door.
+	client, url := a.Client(2)
+	resp, err := client.Get(url + "/other/x")
+	require.NoError(t, err)
+	require.Equal(t, http.StatusNoContent, resp.StatusCode)
+	require.Equal(t, 2, resp.ProtoMajor)
+	require.NoError(t, resp.Body.Close())
+	resp, err = http.Post("http://"+b.Addr().String()+"/tierq.peer.v1.PeerService/Report", "application/json", strings.NewReader("{}"))
+	require.NoError(t, err)
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.NotEqual(t, http.StatusOK, resp.StatusCode)
+	require.Contains(t, string(body), "clients use the API address")
+	http.DefaultClient.CloseIdleConnections()
+}
+
+func TestReports(t *testing.T) {
+	a, b := newPair(t)
+	alive, _ := a.Alive(2)
+	require.False(t, alive, "never heard of")
+	a.report(ShardReport{Shard: 4, Replica: 1, Applied: 9, Leader: 1, Term: 2}, ShardReport{Shard: 5, Replica: 2})
+	b.wall.Store(60_000)
+	a.Start()
+	b.Start()
+	eventually(t, "both are alive", func() bool {
+		x, _ := a.Alive(2)
+		y, _ := b.Alive(1)
+		return x && y
+	})
+	eventually(t, "the report arrives", func() bool { r, ok := b.Reported(1, 4); return ok && r.Applied == 9 && r.Leader == 1 })
+	require.EqualValues(t, 5, b.CatalogVersion(1))
+	a.report(ShardReport{Shard: 4, Replica: 1, Applied: 10, Leader: 2, Term: 3})
+	eventually(t, "a change arrives", func() bool { r, _ := b.Reported(1, 4); return r.Applied == 10 && r.Leader == 2 })
+	_, ok := b.Reported(1, 5)
+	require.False(t, ok, "what is gone is gone")
+	eventually(t, "clocks are compared", func() bool {
+		o := a.ClockOffsets()
+		return len(o) == 1 && (o[0]-time.Minute).Abs() < time.Second
+	})
+
+	// A report that builds on one that was lost is not taken, and asks for all.
+	require.True(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 3}))
+	require.False(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 4, Full: true, Shards: []*peerv1.ShardReport{{ShardId: 8}}}))
+	require.False(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 5}))
+	require.True(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 7}))
+	require.True(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 2, Sequence: 8}))
+	_, ok = b.Reported(7, 8)
+	require.True(t, ok)
+
+	require.NoError(t, b.Close())
+	eventually(t, "the silence is noticed", func() bool { alive, since := a.Alive(2); return !alive && since >= 300*time.Millisecond })
+	require.Empty(t, a.ClockOffsets(), "a silent host's clock does not count")
+	_, err := a.Service(2).ReadCatalog(context.Background(), connect.NewRequest(&peerv1.ReadCatalogRequest{}))
+	e := codeOf(t, err)
+	require.Equal(t, code.Unavailable, e.Code)
+	require.Equal(t, code.EffectNone, e.Effect, "nothing was sent")
+}
+
+// TestCloseEndsHandlers: Close waits for handlers, which see their context end.
+func TestCloseEndsHandlers(t *testing.T) {
+	a, b := newPair(t)
+	b.Start()
+	entered := make(chan struct{})
+	var left atomic.Bool
+	b.Handle("/hang", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		close(entered)
+		<-r.Context().Done()
+		left.Store(true)
+	}))
+	client, url := a.Client(2)
+	done := make(chan error, 1)
+	go func() {
+		resp, err := client.Get(url + "/hang")
+		if err == nil {
+			err = resp.Body.Close()
+		}
+		done <- err
+	}()
+	<-entered
+	require.NoError(t, b.Close())
+	require.True(t, left.Load())
+	<-done
+}
