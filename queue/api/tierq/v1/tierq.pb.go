@@ -221,6 +221,55 @@ func (Durability) EnumDescriptor() ([]byte, []int) {
 	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{3}
 }
 
+// QueueMode says what ends a message.
+type QueueMode int32
+
+const (
+	// A message is removed when every group has finished it.
+	QueueMode_QUEUE_MODE_WORK QueueMode = 0
+	// Messages are kept by age, bytes or count, for replay.
+	QueueMode_QUEUE_MODE_LOG QueueMode = 1
+)
+
+// Enum value maps for QueueMode.
+var (
+	QueueMode_name = map[int32]string{
+		0: "QUEUE_MODE_WORK",
+		1: "QUEUE_MODE_LOG",
+	}
+	QueueMode_value = map[string]int32{
+		"QUEUE_MODE_WORK": 0,
+		"QUEUE_MODE_LOG":  1,
+	}
+)
+
+func (x QueueMode) Enum() *QueueMode {
+	p := new(QueueMode)
+	*p = x
+	return p
+}
+
+func (x QueueMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (QueueMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_tierq_v1_tierq_proto_enumTypes[4].Descriptor()
+}
+
+func (QueueMode) Type() protoreflect.EnumType {
+	return &file_tierq_v1_tierq_proto_enumTypes[4]
+}
+
+func (x QueueMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use QueueMode.Descriptor instead.
+func (QueueMode) EnumDescriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{4}
+}
+
 // ErrorDetail rides on every refusal as a Connect/gRPC error detail.
 type ErrorDetail struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -355,7 +404,18 @@ type QueueOptions struct {
 	// Default time to live of a message; 0 means none.
 	TtlMs uint64 `protobuf:"varint,8,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`
 	// 0 means the default: 30 days.
-	MaxDelayMs    uint64 `protobuf:"varint,9,opt,name=max_delay_ms,json=maxDelayMs,proto3" json:"max_delay_ms,omitempty"`
+	MaxDelayMs uint64    `protobuf:"varint,9,opt,name=max_delay_ms,json=maxDelayMs,proto3" json:"max_delay_ms,omitempty"`
+	Mode       QueueMode `protobuf:"varint,10,opt,name=mode,proto3,enum=tierq.v1.QueueMode" json:"mode,omitempty"`
+	// Deliveries are paused; publishing goes on.
+	Paused bool `protobuf:"varint,11,opt,name=paused,proto3" json:"paused,omitempty"`
+	// Log mode: what is kept at most; 0 means no limit of that kind.
+	RetainMs       uint64 `protobuf:"varint,12,opt,name=retain_ms,json=retainMs,proto3" json:"retain_ms,omitempty"`
+	RetainBytes    uint64 `protobuf:"varint,13,opt,name=retain_bytes,json=retainBytes,proto3" json:"retain_bytes,omitempty"`
+	RetainMessages uint64 `protobuf:"varint,14,opt,name=retain_messages,json=retainMessages,proto3" json:"retain_messages,omitempty"`
+	// How long dedup ids are remembered; 0 means the default: 5 minutes.
+	DedupMs uint64 `protobuf:"varint,15,opt,name=dedup_ms,json=dedupMs,proto3" json:"dedup_ms,omitempty"`
+	// +1 with every change. Ignored by CreateQueue.
+	Version       uint64 `protobuf:"varint,16,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -449,6 +509,55 @@ func (x *QueueOptions) GetTtlMs() uint64 {
 func (x *QueueOptions) GetMaxDelayMs() uint64 {
 	if x != nil {
 		return x.MaxDelayMs
+	}
+	return 0
+}
+
+func (x *QueueOptions) GetMode() QueueMode {
+	if x != nil {
+		return x.Mode
+	}
+	return QueueMode_QUEUE_MODE_WORK
+}
+
+func (x *QueueOptions) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+func (x *QueueOptions) GetRetainMs() uint64 {
+	if x != nil {
+		return x.RetainMs
+	}
+	return 0
+}
+
+func (x *QueueOptions) GetRetainBytes() uint64 {
+	if x != nil {
+		return x.RetainBytes
+	}
+	return 0
+}
+
+func (x *QueueOptions) GetRetainMessages() uint64 {
+	if x != nil {
+		return x.RetainMessages
+	}
+	return 0
+}
+
+func (x *QueueOptions) GetDedupMs() uint64 {
+	if x != nil {
+		return x.DedupMs
+	}
+	return 0
+}
+
+func (x *QueueOptions) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
 	}
 	return 0
 }
@@ -1693,8 +1802,22 @@ type Group struct {
 	// Known at the home only.
 	InFlight        uint64 `protobuf:"varint,13,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
 	WaitingReceives uint64 `protobuf:"varint,14,opt,name=waiting_receives,json=waitingReceives,proto3" json:"waiting_receives,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	ConfigVersion   uint64 `protobuf:"varint,15,opt,name=config_version,json=configVersion,proto3" json:"config_version,omitempty"`
+	// The group owns the addresses above it.
+	StartAddress uint64 `protobuf:"varint,16,opt,name=start_address,json=startAddress,proto3" json:"start_address,omitempty"`
+	Exported     uint64 `protobuf:"varint,17,opt,name=exported,proto3" json:"exported,omitempty"`
+	Expired      uint64 `protobuf:"varint,18,opt,name=expired,proto3" json:"expired,omitempty"`
+	Purged       uint64 `protobuf:"varint,19,opt,name=purged,proto3" json:"purged,omitempty"`
+	Cancelled    uint64 `protobuf:"varint,20,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	// Ever: failures recorded, dead letters made, dead letters redriven.
+	RetriesTotal  uint64 `protobuf:"varint,21,opt,name=retries_total,json=retriesTotal,proto3" json:"retries_total,omitempty"`
+	DeadTotal     uint64 `protobuf:"varint,22,opt,name=dead_total,json=deadTotal,proto3" json:"dead_total,omitempty"`
+	RedrivenTotal uint64 `protobuf:"varint,23,opt,name=redriven_total,json=redrivenTotal,proto3" json:"redriven_total,omitempty"`
+	// The oldest message that could have been finished by now, and how long it has been deliverable. 0: none.
+	OldestAddress uint64 `protobuf:"varint,24,opt,name=oldest_address,json=oldestAddress,proto3" json:"oldest_address,omitempty"`
+	OldestAgeMs   uint64 `protobuf:"varint,25,opt,name=oldest_age_ms,json=oldestAgeMs,proto3" json:"oldest_age_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Group) Reset() {
@@ -1821,6 +1944,83 @@ func (x *Group) GetInFlight() uint64 {
 func (x *Group) GetWaitingReceives() uint64 {
 	if x != nil {
 		return x.WaitingReceives
+	}
+	return 0
+}
+
+func (x *Group) GetConfigVersion() uint64 {
+	if x != nil {
+		return x.ConfigVersion
+	}
+	return 0
+}
+
+func (x *Group) GetStartAddress() uint64 {
+	if x != nil {
+		return x.StartAddress
+	}
+	return 0
+}
+
+func (x *Group) GetExported() uint64 {
+	if x != nil {
+		return x.Exported
+	}
+	return 0
+}
+
+func (x *Group) GetExpired() uint64 {
+	if x != nil {
+		return x.Expired
+	}
+	return 0
+}
+
+func (x *Group) GetPurged() uint64 {
+	if x != nil {
+		return x.Purged
+	}
+	return 0
+}
+
+func (x *Group) GetCancelled() uint64 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *Group) GetRetriesTotal() uint64 {
+	if x != nil {
+		return x.RetriesTotal
+	}
+	return 0
+}
+
+func (x *Group) GetDeadTotal() uint64 {
+	if x != nil {
+		return x.DeadTotal
+	}
+	return 0
+}
+
+func (x *Group) GetRedrivenTotal() uint64 {
+	if x != nil {
+		return x.RedrivenTotal
+	}
+	return 0
+}
+
+func (x *Group) GetOldestAddress() uint64 {
+	if x != nil {
+		return x.OldestAddress
+	}
+	return 0
+}
+
+func (x *Group) GetOldestAgeMs() uint64 {
+	if x != nil {
+		return x.OldestAgeMs
 	}
 	return 0
 }
@@ -3844,7 +4044,10 @@ type ListDeadLettersRequest struct {
 	Group       string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	FromAddress uint64                 `protobuf:"varint,3,opt,name=from_address,json=fromAddress,proto3" json:"from_address,omitempty"`
 	// 0 means 100; at most 1,000.
-	Limit         uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Only those whose reason begins so, and that have been dead for so long at least.
+	ReasonPrefix  string `protobuf:"bytes,5,opt,name=reason_prefix,json=reasonPrefix,proto3" json:"reason_prefix,omitempty"`
+	OlderThanMs   uint64 `protobuf:"varint,6,opt,name=older_than_ms,json=olderThanMs,proto3" json:"older_than_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3907,6 +4110,20 @@ func (x *ListDeadLettersRequest) GetLimit() uint32 {
 	return 0
 }
 
+func (x *ListDeadLettersRequest) GetReasonPrefix() string {
+	if x != nil {
+		return x.ReasonPrefix
+	}
+	return ""
+}
+
+func (x *ListDeadLettersRequest) GetOlderThanMs() uint64 {
+	if x != nil {
+		return x.OlderThanMs
+	}
+	return 0
+}
+
 type ListDeadLettersResponse struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	DeadLetters []*DeadLetter          `protobuf:"bytes,1,rep,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
@@ -3965,7 +4182,16 @@ type RedriveDeadLettersRequest struct {
 	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
 	Group string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	// Empty: all.
-	Addresses     []uint64 `protobuf:"varint,3,rep,packed,name=addresses,proto3" json:"addresses,omitempty"`
+	Addresses []uint64 `protobuf:"varint,3,rep,packed,name=addresses,proto3" json:"addresses,omitempty"`
+	// Without addresses: which ones, from which address on, and how many at most (0: no limit).
+	ReasonPrefix string `protobuf:"bytes,4,opt,name=reason_prefix,json=reasonPrefix,proto3" json:"reason_prefix,omitempty"`
+	OlderThanMs  uint64 `protobuf:"varint,5,opt,name=older_than_ms,json=olderThanMs,proto3" json:"older_than_ms,omitempty"`
+	FromAddress  uint64 `protobuf:"varint,6,opt,name=from_address,json=fromAddress,proto3" json:"from_address,omitempty"`
+	Limit        uint64 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
+	// At most so many a second; 0: no limit.
+	RatePerSecond uint32 `protobuf:"varint,8,opt,name=rate_per_second,json=ratePerSecond,proto3" json:"rate_per_second,omitempty"`
+	// Count only.
+	DryRun        bool `protobuf:"varint,9,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4021,10 +4247,56 @@ func (x *RedriveDeadLettersRequest) GetAddresses() []uint64 {
 	return nil
 }
 
+func (x *RedriveDeadLettersRequest) GetReasonPrefix() string {
+	if x != nil {
+		return x.ReasonPrefix
+	}
+	return ""
+}
+
+func (x *RedriveDeadLettersRequest) GetOlderThanMs() uint64 {
+	if x != nil {
+		return x.OlderThanMs
+	}
+	return 0
+}
+
+func (x *RedriveDeadLettersRequest) GetFromAddress() uint64 {
+	if x != nil {
+		return x.FromAddress
+	}
+	return 0
+}
+
+func (x *RedriveDeadLettersRequest) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *RedriveDeadLettersRequest) GetRatePerSecond() uint32 {
+	if x != nil {
+		return x.RatePerSecond
+	}
+	return 0
+}
+
+func (x *RedriveDeadLettersRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
 type RedriveDeadLettersResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Redriven      uint64                 `protobuf:"varint,1,opt,name=redriven,proto3" json:"redriven,omitempty"`
-	Skipped       uint64                 `protobuf:"varint,2,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Redriven uint64                 `protobuf:"varint,1,opt,name=redriven,proto3" json:"redriven,omitempty"`
+	Skipped  uint64                 `protobuf:"varint,2,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	// The limit or the call's time ended it: go on from here. 0: the end.
+	NextAddress uint64 `protobuf:"varint,3,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
+	// With dry_run: how many would have been.
+	Matched       uint64 `protobuf:"varint,4,opt,name=matched,proto3" json:"matched,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4073,11 +4345,31 @@ func (x *RedriveDeadLettersResponse) GetSkipped() uint64 {
 	return 0
 }
 
+func (x *RedriveDeadLettersResponse) GetNextAddress() uint64 {
+	if x != nil {
+		return x.NextAddress
+	}
+	return 0
+}
+
+func (x *RedriveDeadLettersResponse) GetMatched() uint64 {
+	if x != nil {
+		return x.Matched
+	}
+	return 0
+}
+
 type PurgeDeadLettersRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
-	Addresses     []uint64               `protobuf:"varint,3,rep,packed,name=addresses,proto3" json:"addresses,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Group     string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Addresses []uint64               `protobuf:"varint,3,rep,packed,name=addresses,proto3" json:"addresses,omitempty"`
+	// As of RedriveDeadLettersRequest.
+	ReasonPrefix  string `protobuf:"bytes,4,opt,name=reason_prefix,json=reasonPrefix,proto3" json:"reason_prefix,omitempty"`
+	OlderThanMs   uint64 `protobuf:"varint,5,opt,name=older_than_ms,json=olderThanMs,proto3" json:"older_than_ms,omitempty"`
+	FromAddress   uint64 `protobuf:"varint,6,opt,name=from_address,json=fromAddress,proto3" json:"from_address,omitempty"`
+	Limit         uint64 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
+	DryRun        bool   `protobuf:"varint,8,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4133,9 +4425,46 @@ func (x *PurgeDeadLettersRequest) GetAddresses() []uint64 {
 	return nil
 }
 
+func (x *PurgeDeadLettersRequest) GetReasonPrefix() string {
+	if x != nil {
+		return x.ReasonPrefix
+	}
+	return ""
+}
+
+func (x *PurgeDeadLettersRequest) GetOlderThanMs() uint64 {
+	if x != nil {
+		return x.OlderThanMs
+	}
+	return 0
+}
+
+func (x *PurgeDeadLettersRequest) GetFromAddress() uint64 {
+	if x != nil {
+		return x.FromAddress
+	}
+	return 0
+}
+
+func (x *PurgeDeadLettersRequest) GetLimit() uint64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *PurgeDeadLettersRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
 type PurgeDeadLettersResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Purged        uint64                 `protobuf:"varint,1,opt,name=purged,proto3" json:"purged,omitempty"`
+	NextAddress   uint64                 `protobuf:"varint,2,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
+	Matched       uint64                 `protobuf:"varint,3,opt,name=matched,proto3" json:"matched,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4173,6 +4502,20 @@ func (*PurgeDeadLettersResponse) Descriptor() ([]byte, []int) {
 func (x *PurgeDeadLettersResponse) GetPurged() uint64 {
 	if x != nil {
 		return x.Purged
+	}
+	return 0
+}
+
+func (x *PurgeDeadLettersResponse) GetNextAddress() uint64 {
+	if x != nil {
+		return x.NextAddress
+	}
+	return 0
+}
+
+func (x *PurgeDeadLettersResponse) GetMatched() uint64 {
+	if x != nil {
+		return x.Matched
 	}
 	return 0
 }
@@ -4740,6 +5083,2134 @@ func (x *BenchProposeResponse) GetP99Us() uint64 {
 	return 0
 }
 
+type PurgeQueueRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Purge everything up to here. Exactly one of to_address and all is given.
+	ToAddress uint64 `protobuf:"varint,3,opt,name=to_address,json=toAddress,proto3" json:"to_address,omitempty"`
+	All       bool   `protobuf:"varint,4,opt,name=all,proto3" json:"all,omitempty"`
+	// Repeating a purge with the same operation id removes nothing that the first one has not; 0 lets the host choose
+	// one. It is remembered for 24 hours.
+	OperationId   uint64 `protobuf:"varint,5,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PurgeQueueRequest) Reset() {
+	*x = PurgeQueueRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PurgeQueueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PurgeQueueRequest) ProtoMessage() {}
+
+func (x *PurgeQueueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PurgeQueueRequest.ProtoReflect.Descriptor instead.
+func (*PurgeQueueRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *PurgeQueueRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *PurgeQueueRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *PurgeQueueRequest) GetToAddress() uint64 {
+	if x != nil {
+		return x.ToAddress
+	}
+	return 0
+}
+
+func (x *PurgeQueueRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *PurgeQueueRequest) GetOperationId() uint64 {
+	if x != nil {
+		return x.OperationId
+	}
+	return 0
+}
+
+type PurgeQueueResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Messages that this call removed; 0 when the operation had been done before.
+	Purged uint64 `protobuf:"varint,1,opt,name=purged,proto3" json:"purged,omitempty"`
+	// Everything up to here is gone.
+	PurgedTo uint64 `protobuf:"varint,2,opt,name=purged_to,json=purgedTo,proto3" json:"purged_to,omitempty"`
+	// The operation id was used before: the first call has taken effect.
+	Repeated      bool `protobuf:"varint,3,opt,name=repeated,proto3" json:"repeated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PurgeQueueResponse) Reset() {
+	*x = PurgeQueueResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PurgeQueueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PurgeQueueResponse) ProtoMessage() {}
+
+func (x *PurgeQueueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PurgeQueueResponse.ProtoReflect.Descriptor instead.
+func (*PurgeQueueResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *PurgeQueueResponse) GetPurged() uint64 {
+	if x != nil {
+		return x.Purged
+	}
+	return 0
+}
+
+func (x *PurgeQueueResponse) GetPurgedTo() uint64 {
+	if x != nil {
+		return x.PurgedTo
+	}
+	return 0
+}
+
+func (x *PurgeQueueResponse) GetRepeated() bool {
+	if x != nil {
+		return x.Repeated
+	}
+	return false
+}
+
+type ConfigureQueueRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// All options; a zero means the default. options.version names the version that the change was decided on, as
+	// DescribeQueue tells it.
+	Options       *QueueOptions `protobuf:"bytes,2,opt,name=options,proto3" json:"options,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigureQueueRequest) Reset() {
+	*x = ConfigureQueueRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigureQueueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigureQueueRequest) ProtoMessage() {}
+
+func (x *ConfigureQueueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigureQueueRequest.ProtoReflect.Descriptor instead.
+func (*ConfigureQueueRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *ConfigureQueueRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ConfigureQueueRequest) GetOptions() *QueueOptions {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
+type ConfigureQueueResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         *Queue                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigureQueueResponse) Reset() {
+	*x = ConfigureQueueResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigureQueueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigureQueueResponse) ProtoMessage() {}
+
+func (x *ConfigureQueueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigureQueueResponse.ProtoReflect.Descriptor instead.
+func (*ConfigureQueueResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *ConfigureQueueResponse) GetQueue() *Queue {
+	if x != nil {
+		return x.Queue
+	}
+	return nil
+}
+
+type PauseQueueRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseQueueRequest) Reset() {
+	*x = PauseQueueRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseQueueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseQueueRequest) ProtoMessage() {}
+
+func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseQueueRequest.ProtoReflect.Descriptor instead.
+func (*PauseQueueRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *PauseQueueRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+type PauseQueueResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         *Queue                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseQueueResponse) Reset() {
+	*x = PauseQueueResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseQueueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseQueueResponse) ProtoMessage() {}
+
+func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseQueueResponse.ProtoReflect.Descriptor instead.
+func (*PauseQueueResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *PauseQueueResponse) GetQueue() *Queue {
+	if x != nil {
+		return x.Queue
+	}
+	return nil
+}
+
+type ResumeQueueRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeQueueRequest) Reset() {
+	*x = ResumeQueueRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeQueueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeQueueRequest) ProtoMessage() {}
+
+func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeQueueRequest.ProtoReflect.Descriptor instead.
+func (*ResumeQueueRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *ResumeQueueRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+type ResumeQueueResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         *Queue                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeQueueResponse) Reset() {
+	*x = ResumeQueueResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeQueueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeQueueResponse) ProtoMessage() {}
+
+func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeQueueResponse.ProtoReflect.Descriptor instead.
+func (*ResumeQueueResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *ResumeQueueResponse) GetQueue() *Queue {
+	if x != nil {
+		return x.Queue
+	}
+	return nil
+}
+
+type ConfigureGroupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Empty means $default.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// All of the policy; a zero means the default.
+	Config *GroupConfig `protobuf:"bytes,3,opt,name=config,proto3" json:"config,omitempty"`
+	// The config version that the change was decided on, as ListGroups tells it.
+	ExpectedVersion uint64 `protobuf:"varint,4,opt,name=expected_version,json=expectedVersion,proto3" json:"expected_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ConfigureGroupRequest) Reset() {
+	*x = ConfigureGroupRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigureGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigureGroupRequest) ProtoMessage() {}
+
+func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigureGroupRequest.ProtoReflect.Descriptor instead.
+func (*ConfigureGroupRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *ConfigureGroupRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ConfigureGroupRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ConfigureGroupRequest) GetConfig() *GroupConfig {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+func (x *ConfigureGroupRequest) GetExpectedVersion() uint64 {
+	if x != nil {
+		return x.ExpectedVersion
+	}
+	return 0
+}
+
+type ConfigureGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *Group                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigureGroupResponse) Reset() {
+	*x = ConfigureGroupResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigureGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigureGroupResponse) ProtoMessage() {}
+
+func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigureGroupResponse.ProtoReflect.Descriptor instead.
+func (*ConfigureGroupResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *ConfigureGroupResponse) GetGroup() *Group {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+type PauseGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseGroupRequest) Reset() {
+	*x = PauseGroupRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseGroupRequest) ProtoMessage() {}
+
+func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
+func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *PauseGroupRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *PauseGroupRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type PauseGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *Group                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseGroupResponse) Reset() {
+	*x = PauseGroupResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseGroupResponse) ProtoMessage() {}
+
+func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
+func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *PauseGroupResponse) GetGroup() *Group {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+type ResumeGroupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeGroupRequest) Reset() {
+	*x = ResumeGroupRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeGroupRequest) ProtoMessage() {}
+
+func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
+func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *ResumeGroupRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ResumeGroupRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ResumeGroupResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Group         *Group                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeGroupResponse) Reset() {
+	*x = ResumeGroupResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeGroupResponse) ProtoMessage() {}
+
+func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
+func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *ResumeGroupResponse) GetGroup() *Group {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+type ListConsumersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListConsumersRequest) Reset() {
+	*x = ListConsumersRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConsumersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConsumersRequest) ProtoMessage() {}
+
+func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConsumersRequest.ProtoReflect.Descriptor instead.
+func (*ListConsumersRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *ListConsumersRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ListConsumersRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+type Consumer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: consumers that have not named themselves, together.
+	Name     string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	InFlight uint64 `protobuf:"varint,2,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	// The single active consumer.
+	Active        bool `protobuf:"varint,3,opt,name=active,proto3" json:"active,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Consumer) Reset() {
+	*x = Consumer{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Consumer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Consumer) ProtoMessage() {}
+
+func (x *Consumer) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Consumer.ProtoReflect.Descriptor instead.
+func (*Consumer) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *Consumer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Consumer) GetInFlight() uint64 {
+	if x != nil {
+		return x.InFlight
+	}
+	return 0
+}
+
+func (x *Consumer) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
+}
+
+type ListConsumersResponse struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Consumers       []*Consumer            `protobuf:"bytes,1,rep,name=consumers,proto3" json:"consumers,omitempty"`
+	InFlight        uint64                 `protobuf:"varint,2,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	MaxInFlight     uint64                 `protobuf:"varint,3,opt,name=max_in_flight,json=maxInFlight,proto3" json:"max_in_flight,omitempty"`
+	WaitingReceives uint64                 `protobuf:"varint,4,opt,name=waiting_receives,json=waitingReceives,proto3" json:"waiting_receives,omitempty"`
+	HomeHost        uint64                 `protobuf:"varint,5,opt,name=home_host,json=homeHost,proto3" json:"home_host,omitempty"`
+	HomeApi         string                 `protobuf:"bytes,6,opt,name=home_api,json=homeApi,proto3" json:"home_api,omitempty"`
+	Epoch           uint64                 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ListConsumersResponse) Reset() {
+	*x = ListConsumersResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListConsumersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListConsumersResponse) ProtoMessage() {}
+
+func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
+func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *ListConsumersResponse) GetConsumers() []*Consumer {
+	if x != nil {
+		return x.Consumers
+	}
+	return nil
+}
+
+func (x *ListConsumersResponse) GetInFlight() uint64 {
+	if x != nil {
+		return x.InFlight
+	}
+	return 0
+}
+
+func (x *ListConsumersResponse) GetMaxInFlight() uint64 {
+	if x != nil {
+		return x.MaxInFlight
+	}
+	return 0
+}
+
+func (x *ListConsumersResponse) GetWaitingReceives() uint64 {
+	if x != nil {
+		return x.WaitingReceives
+	}
+	return 0
+}
+
+func (x *ListConsumersResponse) GetHomeHost() uint64 {
+	if x != nil {
+		return x.HomeHost
+	}
+	return 0
+}
+
+func (x *ListConsumersResponse) GetHomeApi() string {
+	if x != nil {
+		return x.HomeApi
+	}
+	return ""
+}
+
+func (x *ListConsumersResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type ExplainGroupRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Group string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	// A message; or the head of a key of a queue with key order; or neither, for the group as a whole.
+	Address       uint64 `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
+	Key           []byte `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainGroupRequest) Reset() {
+	*x = ExplainGroupRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainGroupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainGroupRequest) ProtoMessage() {}
+
+func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
+func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ExplainGroupRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ExplainGroupRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ExplainGroupRequest) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *ExplainGroupRequest) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+type ExplainGroupResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// unknown, not-owned, finished, dead, expired, delayed, retrying, leased, blocked, paused-group, paused-queue,
+	// no-home-lease, in-flight-limit, beyond-look-ahead, ready; for a group as a whole also idle.
+	Verdict string `protobuf:"bytes,1,opt,name=verdict,proto3" json:"verdict,omitempty"`
+	// One sentence: what holds it up, until when, and what to do.
+	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	// The message that is explained; of a key, its first unfinished one. 0: none.
+	Address  uint64 `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
+	Attempts uint32 `protobuf:"varint,4,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	Reason   string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// When it may be delivered again (retrying) or for the first time (delayed).
+	NotBeforeUnixMs uint64 `protobuf:"varint,6,opt,name=not_before_unix_ms,json=notBeforeUnixMs,proto3" json:"not_before_unix_ms,omitempty"`
+	// Of a recorded lease.
+	LeaseDeadlineUnixMs uint64 `protobuf:"varint,7,opt,name=lease_deadline_unix_ms,json=leaseDeadlineUnixMs,proto3" json:"lease_deadline_unix_ms,omitempty"`
+	LeaseConsumer       string `protobuf:"bytes,8,opt,name=lease_consumer,json=leaseConsumer,proto3" json:"lease_consumer,omitempty"`
+	// The message of the same key that must be finished first.
+	BlockedBy uint64 `protobuf:"varint,9,opt,name=blocked_by,json=blockedBy,proto3" json:"blocked_by,omitempty"`
+	Key       []byte `protobuf:"bytes,10,opt,name=key,proto3" json:"key,omitempty"`
+	// Messages of the key behind its head, as far as was looked.
+	Behind uint64 `protobuf:"varint,11,opt,name=behind,proto3" json:"behind,omitempty"`
+	// The group at its home.
+	HomeHost uint64 `protobuf:"varint,12,opt,name=home_host,json=homeHost,proto3" json:"home_host,omitempty"`
+	Epoch    uint64 `protobuf:"varint,13,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// open, waiting, or why the home may not hand out.
+	HomeState       string `protobuf:"bytes,14,opt,name=home_state,json=homeState,proto3" json:"home_state,omitempty"`
+	Ready           uint64 `protobuf:"varint,15,opt,name=ready,proto3" json:"ready,omitempty"`
+	InFlight        uint64 `protobuf:"varint,16,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	MaxInFlight     uint64 `protobuf:"varint,17,opt,name=max_in_flight,json=maxInFlight,proto3" json:"max_in_flight,omitempty"`
+	Retrying        uint64 `protobuf:"varint,18,opt,name=retrying,proto3" json:"retrying,omitempty"`
+	BlockedKeys     uint64 `protobuf:"varint,19,opt,name=blocked_keys,json=blockedKeys,proto3" json:"blocked_keys,omitempty"`
+	BlockedMessages uint64 `protobuf:"varint,20,opt,name=blocked_messages,json=blockedMessages,proto3" json:"blocked_messages,omitempty"`
+	Unresolved      uint64 `protobuf:"varint,21,opt,name=unresolved,proto3" json:"unresolved,omitempty"`
+	WaitingReceives uint64 `protobuf:"varint,22,opt,name=waiting_receives,json=waitingReceives,proto3" json:"waiting_receives,omitempty"`
+	Unfinished      uint64 `protobuf:"varint,23,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
+	Dead            uint64 `protobuf:"varint,24,opt,name=dead,proto3" json:"dead,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ExplainGroupResponse) Reset() {
+	*x = ExplainGroupResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainGroupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainGroupResponse) ProtoMessage() {}
+
+func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
+func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *ExplainGroupResponse) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+func (x *ExplainGroupResponse) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ExplainGroupResponse) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *ExplainGroupResponse) GetNotBeforeUnixMs() uint64 {
+	if x != nil {
+		return x.NotBeforeUnixMs
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetLeaseDeadlineUnixMs() uint64 {
+	if x != nil {
+		return x.LeaseDeadlineUnixMs
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetLeaseConsumer() string {
+	if x != nil {
+		return x.LeaseConsumer
+	}
+	return ""
+}
+
+func (x *ExplainGroupResponse) GetBlockedBy() uint64 {
+	if x != nil {
+		return x.BlockedBy
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *ExplainGroupResponse) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetHomeHost() uint64 {
+	if x != nil {
+		return x.HomeHost
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetHomeState() string {
+	if x != nil {
+		return x.HomeState
+	}
+	return ""
+}
+
+func (x *ExplainGroupResponse) GetReady() uint64 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetInFlight() uint64 {
+	if x != nil {
+		return x.InFlight
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetMaxInFlight() uint64 {
+	if x != nil {
+		return x.MaxInFlight
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetRetrying() uint64 {
+	if x != nil {
+		return x.Retrying
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetBlockedKeys() uint64 {
+	if x != nil {
+		return x.BlockedKeys
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetBlockedMessages() uint64 {
+	if x != nil {
+		return x.BlockedMessages
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetUnresolved() uint64 {
+	if x != nil {
+		return x.Unresolved
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetWaitingReceives() uint64 {
+	if x != nil {
+		return x.WaitingReceives
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetUnfinished() uint64 {
+	if x != nil {
+		return x.Unfinished
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetDead() uint64 {
+	if x != nil {
+		return x.Dead
+	}
+	return 0
+}
+
+// DelayedPosition is a place in the order of the delayed messages.
+type DelayedPosition struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VisibleUnixMs uint64                 `protobuf:"varint,1,opt,name=visible_unix_ms,json=visibleUnixMs,proto3" json:"visible_unix_ms,omitempty"`
+	Address       uint64                 `protobuf:"varint,2,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DelayedPosition) Reset() {
+	*x = DelayedPosition{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DelayedPosition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DelayedPosition) ProtoMessage() {}
+
+func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DelayedPosition.ProtoReflect.Descriptor instead.
+func (*DelayedPosition) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *DelayedPosition) GetVisibleUnixMs() uint64 {
+	if x != nil {
+		return x.VisibleUnixMs
+	}
+	return 0
+}
+
+func (x *DelayedPosition) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+type DelayedMessage struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Address         uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
+	VisibleUnixMs   uint64                 `protobuf:"varint,2,opt,name=visible_unix_ms,json=visibleUnixMs,proto3" json:"visible_unix_ms,omitempty"`
+	PublishedUnixMs uint64                 `protobuf:"varint,3,opt,name=published_unix_ms,json=publishedUnixMs,proto3" json:"published_unix_ms,omitempty"`
+	Bytes           uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Key             []byte                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	// With with_bodies only.
+	Body          []byte    `protobuf:"bytes,6,opt,name=body,proto3" json:"body,omitempty"`
+	Headers       []*Header `protobuf:"bytes,7,rep,name=headers,proto3" json:"headers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DelayedMessage) Reset() {
+	*x = DelayedMessage{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DelayedMessage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DelayedMessage) ProtoMessage() {}
+
+func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DelayedMessage.ProtoReflect.Descriptor instead.
+func (*DelayedMessage) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *DelayedMessage) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *DelayedMessage) GetVisibleUnixMs() uint64 {
+	if x != nil {
+		return x.VisibleUnixMs
+	}
+	return 0
+}
+
+func (x *DelayedMessage) GetPublishedUnixMs() uint64 {
+	if x != nil {
+		return x.PublishedUnixMs
+	}
+	return 0
+}
+
+func (x *DelayedMessage) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DelayedMessage) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *DelayedMessage) GetBody() []byte {
+	if x != nil {
+		return x.Body
+	}
+	return nil
+}
+
+func (x *DelayedMessage) GetHeaders() []*Header {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
+type ListDelayedRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Go on behind this place.
+	After *DelayedPosition `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
+	// 0 means 100; at most 1,000.
+	Limit         uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	WithBodies    bool   `protobuf:"varint,5,opt,name=with_bodies,json=withBodies,proto3" json:"with_bodies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDelayedRequest) Reset() {
+	*x = ListDelayedRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDelayedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDelayedRequest) ProtoMessage() {}
+
+func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDelayedRequest.ProtoReflect.Descriptor instead.
+func (*ListDelayedRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *ListDelayedRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ListDelayedRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ListDelayedRequest) GetAfter() *DelayedPosition {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+func (x *ListDelayedRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListDelayedRequest) GetWithBodies() bool {
+	if x != nil {
+		return x.WithBodies
+	}
+	return false
+}
+
+type ListDelayedResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Messages []*DelayedMessage      `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
+	// Go on from here; absent: the end.
+	Next *DelayedPosition `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
+	// All that are in the delayed index, due ones that some group has not finished included.
+	Total         uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDelayedResponse) Reset() {
+	*x = ListDelayedResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDelayedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDelayedResponse) ProtoMessage() {}
+
+func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDelayedResponse.ProtoReflect.Descriptor instead.
+func (*ListDelayedResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *ListDelayedResponse) GetMessages() []*DelayedMessage {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *ListDelayedResponse) GetNext() *DelayedPosition {
+	if x != nil {
+		return x.Next
+	}
+	return nil
+}
+
+func (x *ListDelayedResponse) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+type CancelDelayedRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Address   uint64                 `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
+	// What it was decided on: refused when the message has been rescheduled since. 0: whatever it is now.
+	ExpectedVisibleUnixMs uint64 `protobuf:"varint,4,opt,name=expected_visible_unix_ms,json=expectedVisibleUnixMs,proto3" json:"expected_visible_unix_ms,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
+}
+
+func (x *CancelDelayedRequest) Reset() {
+	*x = CancelDelayedRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelDelayedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelDelayedRequest) ProtoMessage() {}
+
+func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelDelayedRequest.ProtoReflect.Descriptor instead.
+func (*CancelDelayedRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *CancelDelayedRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *CancelDelayedRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *CancelDelayedRequest) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *CancelDelayedRequest) GetExpectedVisibleUnixMs() uint64 {
+	if x != nil {
+		return x.ExpectedVisibleUnixMs
+	}
+	return 0
+}
+
+type RescheduleDelayedRequest struct {
+	state                 protoimpl.MessageState `protogen:"open.v1"`
+	Queue                 string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Partition             uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Address               uint64                 `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
+	ExpectedVisibleUnixMs uint64                 `protobuf:"varint,4,opt,name=expected_visible_unix_ms,json=expectedVisibleUnixMs,proto3" json:"expected_visible_unix_ms,omitempty"`
+	// From now on, 1 to the queue's limit.
+	DelayMs       uint64 `protobuf:"varint,5,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RescheduleDelayedRequest) Reset() {
+	*x = RescheduleDelayedRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RescheduleDelayedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RescheduleDelayedRequest) ProtoMessage() {}
+
+func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RescheduleDelayedRequest.ProtoReflect.Descriptor instead.
+func (*RescheduleDelayedRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *RescheduleDelayedRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *RescheduleDelayedRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *RescheduleDelayedRequest) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *RescheduleDelayedRequest) GetExpectedVisibleUnixMs() uint64 {
+	if x != nil {
+		return x.ExpectedVisibleUnixMs
+	}
+	return 0
+}
+
+func (x *RescheduleDelayedRequest) GetDelayMs() uint64 {
+	if x != nil {
+		return x.DelayMs
+	}
+	return 0
+}
+
+type ChangeDelayedResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
+	// When it becomes due; 0 after a cancel.
+	VisibleUnixMs uint64 `protobuf:"varint,2,opt,name=visible_unix_ms,json=visibleUnixMs,proto3" json:"visible_unix_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeDelayedResponse) Reset() {
+	*x = ChangeDelayedResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeDelayedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeDelayedResponse) ProtoMessage() {}
+
+func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeDelayedResponse.ProtoReflect.Descriptor instead.
+func (*ChangeDelayedResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *ChangeDelayedResponse) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *ChangeDelayedResponse) GetVisibleUnixMs() uint64 {
+	if x != nil {
+		return x.VisibleUnixMs
+	}
+	return 0
+}
+
+type BrowseRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// From here on; 0 means the oldest.
+	FromAddress uint64 `protobuf:"varint,3,opt,name=from_address,json=fromAddress,proto3" json:"from_address,omitempty"`
+	// 0 means 100; at most 1,000.
+	Limit uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Bodies are cut to so many bytes; absent means whole, and little more than 4 MiB in one answer.
+	MaxBodyBytes  *uint32 `protobuf:"varint,5,opt,name=max_body_bytes,json=maxBodyBytes,proto3,oneof" json:"max_body_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BrowseRequest) Reset() {
+	*x = BrowseRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BrowseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BrowseRequest) ProtoMessage() {}
+
+func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BrowseRequest.ProtoReflect.Descriptor instead.
+func (*BrowseRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *BrowseRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *BrowseRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *BrowseRequest) GetFromAddress() uint64 {
+	if x != nil {
+		return x.FromAddress
+	}
+	return 0
+}
+
+func (x *BrowseRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *BrowseRequest) GetMaxBodyBytes() uint32 {
+	if x != nil && x.MaxBodyBytes != nil {
+		return *x.MaxBodyBytes
+	}
+	return 0
+}
+
+type BrowsedMessage struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Address         uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
+	PublishedUnixMs uint64                 `protobuf:"varint,2,opt,name=published_unix_ms,json=publishedUnixMs,proto3" json:"published_unix_ms,omitempty"`
+	// 0: not delayed.
+	VisibleUnixMs uint64 `protobuf:"varint,3,opt,name=visible_unix_ms,json=visibleUnixMs,proto3" json:"visible_unix_ms,omitempty"`
+	// 0: never.
+	ExpiresUnixMs uint64    `protobuf:"varint,4,opt,name=expires_unix_ms,json=expiresUnixMs,proto3" json:"expires_unix_ms,omitempty"`
+	Key           []byte    `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	Headers       []*Header `protobuf:"bytes,6,rep,name=headers,proto3" json:"headers,omitempty"`
+	Body          []byte    `protobuf:"bytes,7,opt,name=body,proto3" json:"body,omitempty"`
+	// Of the whole body.
+	BodyBytes     uint64 `protobuf:"varint,8,opt,name=body_bytes,json=bodyBytes,proto3" json:"body_bytes,omitempty"`
+	ProducerId    uint64 `protobuf:"varint,9,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	Seq           uint64 `protobuf:"varint,10,opt,name=seq,proto3" json:"seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BrowsedMessage) Reset() {
+	*x = BrowsedMessage{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BrowsedMessage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BrowsedMessage) ProtoMessage() {}
+
+func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BrowsedMessage.ProtoReflect.Descriptor instead.
+func (*BrowsedMessage) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *BrowsedMessage) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *BrowsedMessage) GetPublishedUnixMs() uint64 {
+	if x != nil {
+		return x.PublishedUnixMs
+	}
+	return 0
+}
+
+func (x *BrowsedMessage) GetVisibleUnixMs() uint64 {
+	if x != nil {
+		return x.VisibleUnixMs
+	}
+	return 0
+}
+
+func (x *BrowsedMessage) GetExpiresUnixMs() uint64 {
+	if x != nil {
+		return x.ExpiresUnixMs
+	}
+	return 0
+}
+
+func (x *BrowsedMessage) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *BrowsedMessage) GetHeaders() []*Header {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
+func (x *BrowsedMessage) GetBody() []byte {
+	if x != nil {
+		return x.Body
+	}
+	return nil
+}
+
+func (x *BrowsedMessage) GetBodyBytes() uint64 {
+	if x != nil {
+		return x.BodyBytes
+	}
+	return 0
+}
+
+func (x *BrowsedMessage) GetProducerId() uint64 {
+	if x != nil {
+		return x.ProducerId
+	}
+	return 0
+}
+
+func (x *BrowsedMessage) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+type BrowseResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Messages []*BrowsedMessage      `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
+	// Go on from here; 0: the end.
+	NextAddress   uint64 `protobuf:"varint,2,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BrowseResponse) Reset() {
+	*x = BrowseResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BrowseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BrowseResponse) ProtoMessage() {}
+
+func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BrowseResponse.ProtoReflect.Descriptor instead.
+func (*BrowseResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *BrowseResponse) GetMessages() []*BrowsedMessage {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *BrowseResponse) GetNextAddress() uint64 {
+	if x != nil {
+		return x.NextAddress
+	}
+	return 0
+}
+
+type LookupPublishRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Partition     uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	ProducerId    uint64                 `protobuf:"varint,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	Seq           uint64                 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookupPublishRequest) Reset() {
+	*x = LookupPublishRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookupPublishRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookupPublishRequest) ProtoMessage() {}
+
+func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookupPublishRequest.ProtoReflect.Descriptor instead.
+func (*LookupPublishRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *LookupPublishRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *LookupPublishRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *LookupPublishRequest) GetProducerId() uint64 {
+	if x != nil {
+		return x.ProducerId
+	}
+	return 0
+}
+
+func (x *LookupPublishRequest) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+type LookupPublishResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// stored, not-stored (it can still be published), forgotten (below the producer's window: nobody can tell), or
+	// unknown-producer (it never published, or was forgotten).
+	Outcome string `protobuf:"bytes,1,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	Address uint64 `protobuf:"varint,2,opt,name=address,proto3" json:"address,omitempty"`
+	// The message can still be read.
+	Exists bool `protobuf:"varint,3,opt,name=exists,proto3" json:"exists,omitempty"`
+	// The producer's record: its epoch, lowest seq that is remembered, and greatest seq.
+	ProducerEpoch uint64 `protobuf:"varint,4,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`
+	Low           uint64 `protobuf:"varint,5,opt,name=low,proto3" json:"low,omitempty"`
+	LastSeq       uint64 `protobuf:"varint,6,opt,name=last_seq,json=lastSeq,proto3" json:"last_seq,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookupPublishResponse) Reset() {
+	*x = LookupPublishResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookupPublishResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookupPublishResponse) ProtoMessage() {}
+
+func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookupPublishResponse.ProtoReflect.Descriptor instead.
+func (*LookupPublishResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *LookupPublishResponse) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *LookupPublishResponse) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *LookupPublishResponse) GetExists() bool {
+	if x != nil {
+		return x.Exists
+	}
+	return false
+}
+
+func (x *LookupPublishResponse) GetProducerEpoch() uint64 {
+	if x != nil {
+		return x.ProducerEpoch
+	}
+	return 0
+}
+
+func (x *LookupPublishResponse) GetLow() uint64 {
+	if x != nil {
+		return x.Low
+	}
+	return 0
+}
+
+func (x *LookupPublishResponse) GetLastSeq() uint64 {
+	if x != nil {
+		return x.LastSeq
+	}
+	return 0
+}
+
 var File_tierq_v1_tierq_proto protoreflect.FileDescriptor
 
 const file_tierq_v1_tierq_proto_rawDesc = "" +
@@ -4758,7 +7229,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"leader_api\x18\t \x01(\tR\tleaderApi\x12$\n" +
 	"\x0eretry_after_ms\x18\n" +
-	" \x01(\rR\fretryAfterMs\"\xec\x02\n" +
+	" \x01(\rR\fretryAfterMs\"\xcb\x04\n" +
 	"\fQueueOptions\x12.\n" +
 	"\bordering\x18\x01 \x01(\x0e2\x12.tierq.v1.OrderingR\bordering\x12'\n" +
 	"\x0fstrict_sequence\x18\x02 \x01(\bR\x0estrictSequence\x12.\n" +
@@ -4771,7 +7242,15 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\fmax_messages\x18\a \x01(\x04R\vmaxMessages\x12\x15\n" +
 	"\x06ttl_ms\x18\b \x01(\x04R\x05ttlMs\x12 \n" +
 	"\fmax_delay_ms\x18\t \x01(\x04R\n" +
-	"maxDelayMs\"\xb7\x01\n" +
+	"maxDelayMs\x12'\n" +
+	"\x04mode\x18\n" +
+	" \x01(\x0e2\x13.tierq.v1.QueueModeR\x04mode\x12\x16\n" +
+	"\x06paused\x18\v \x01(\bR\x06paused\x12\x1b\n" +
+	"\tretain_ms\x18\f \x01(\x04R\bretainMs\x12!\n" +
+	"\fretain_bytes\x18\r \x01(\x04R\vretainBytes\x12'\n" +
+	"\x0fretain_messages\x18\x0e \x01(\x04R\x0eretainMessages\x12\x19\n" +
+	"\bdedup_ms\x18\x0f \x01(\x04R\adedupMs\x12\x18\n" +
+	"\aversion\x18\x10 \x01(\x04R\aversion\"\xb7\x01\n" +
 	"\x12CreateQueueRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\aoptions\x18\x02 \x01(\v2\x16.tierq.v1.QueueOptionsR\aoptions\x12\x1a\n" +
@@ -4877,7 +7356,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x1amax_in_flight_per_consumer\x18\t \x01(\rR\x16maxInFlightPerConsumer\x124\n" +
 	"\x16single_active_consumer\x18\n" +
 	" \x01(\bR\x14singleActiveConsumer\x12\x16\n" +
-	"\x06paused\x18\v \x01(\bR\x06paused\"\x82\x03\n" +
+	"\x06paused\x18\v \x01(\bR\x06paused\"\xf0\x05\n" +
 	"\x05Group\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
@@ -4895,7 +7374,19 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x04dead\x18\v \x01(\x04R\x04dead\x12\x1a\n" +
 	"\bretrying\x18\f \x01(\x04R\bretrying\x12\x1b\n" +
 	"\tin_flight\x18\r \x01(\x04R\binFlight\x12)\n" +
-	"\x10waiting_receives\x18\x0e \x01(\x04R\x0fwaitingReceives\"J\n" +
+	"\x10waiting_receives\x18\x0e \x01(\x04R\x0fwaitingReceives\x12%\n" +
+	"\x0econfig_version\x18\x0f \x01(\x04R\rconfigVersion\x12#\n" +
+	"\rstart_address\x18\x10 \x01(\x04R\fstartAddress\x12\x1a\n" +
+	"\bexported\x18\x11 \x01(\x04R\bexported\x12\x18\n" +
+	"\aexpired\x18\x12 \x01(\x04R\aexpired\x12\x16\n" +
+	"\x06purged\x18\x13 \x01(\x04R\x06purged\x12\x1c\n" +
+	"\tcancelled\x18\x14 \x01(\x04R\tcancelled\x12#\n" +
+	"\rretries_total\x18\x15 \x01(\x04R\fretriesTotal\x12\x1d\n" +
+	"\n" +
+	"dead_total\x18\x16 \x01(\x04R\tdeadTotal\x12%\n" +
+	"\x0eredriven_total\x18\x17 \x01(\x04R\rredrivenTotal\x12%\n" +
+	"\x0eoldest_address\x18\x18 \x01(\x04R\roldestAddress\x12\"\n" +
+	"\roldest_age_ms\x18\x19 \x01(\x04R\voldestAgeMs\"J\n" +
 	"\x05Start\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\tR\x02at\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\x04R\aaddress\x12\x17\n" +
@@ -5041,28 +7532,45 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"deadUnixMs\x12\x12\n" +
 	"\x04body\x18\x06 \x01(\fR\x04body\x12*\n" +
 	"\aheaders\x18\a \x03(\v2\x10.tierq.v1.HeaderR\aheaders\x12\x10\n" +
-	"\x03key\x18\b \x01(\fR\x03key\"}\n" +
+	"\x03key\x18\b \x01(\fR\x03key\"\xc6\x01\n" +
 	"\x16ListDeadLettersRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12!\n" +
 	"\ffrom_address\x18\x03 \x01(\x04R\vfromAddress\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"u\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\x12#\n" +
+	"\rreason_prefix\x18\x05 \x01(\tR\freasonPrefix\x12\"\n" +
+	"\rolder_than_ms\x18\x06 \x01(\x04R\volderThanMs\"u\n" +
 	"\x17ListDeadLettersResponse\x127\n" +
 	"\fdead_letters\x18\x01 \x03(\v2\x14.tierq.v1.DeadLetterR\vdeadLetters\x12!\n" +
-	"\fnext_address\x18\x02 \x01(\x04R\vnextAddress\"e\n" +
+	"\fnext_address\x18\x02 \x01(\x04R\vnextAddress\"\xa8\x02\n" +
 	"\x19RedriveDeadLettersRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1c\n" +
-	"\taddresses\x18\x03 \x03(\x04R\taddresses\"R\n" +
+	"\taddresses\x18\x03 \x03(\x04R\taddresses\x12#\n" +
+	"\rreason_prefix\x18\x04 \x01(\tR\freasonPrefix\x12\"\n" +
+	"\rolder_than_ms\x18\x05 \x01(\x04R\volderThanMs\x12!\n" +
+	"\ffrom_address\x18\x06 \x01(\x04R\vfromAddress\x12\x14\n" +
+	"\x05limit\x18\a \x01(\x04R\x05limit\x12&\n" +
+	"\x0frate_per_second\x18\b \x01(\rR\rratePerSecond\x12\x17\n" +
+	"\adry_run\x18\t \x01(\bR\x06dryRun\"\x8f\x01\n" +
 	"\x1aRedriveDeadLettersResponse\x12\x1a\n" +
 	"\bredriven\x18\x01 \x01(\x04R\bredriven\x12\x18\n" +
-	"\askipped\x18\x02 \x01(\x04R\askipped\"c\n" +
+	"\askipped\x18\x02 \x01(\x04R\askipped\x12!\n" +
+	"\fnext_address\x18\x03 \x01(\x04R\vnextAddress\x12\x18\n" +
+	"\amatched\x18\x04 \x01(\x04R\amatched\"\xfe\x01\n" +
 	"\x17PurgeDeadLettersRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1c\n" +
-	"\taddresses\x18\x03 \x03(\x04R\taddresses\"2\n" +
+	"\taddresses\x18\x03 \x03(\x04R\taddresses\x12#\n" +
+	"\rreason_prefix\x18\x04 \x01(\tR\freasonPrefix\x12\"\n" +
+	"\rolder_than_ms\x18\x05 \x01(\x04R\volderThanMs\x12!\n" +
+	"\ffrom_address\x18\x06 \x01(\x04R\vfromAddress\x12\x14\n" +
+	"\x05limit\x18\a \x01(\x04R\x05limit\x12\x17\n" +
+	"\adry_run\x18\b \x01(\bR\x06dryRun\"o\n" +
 	"\x18PurgeDeadLettersResponse\x12\x16\n" +
-	"\x06purged\x18\x01 \x01(\x04R\x06purged\"\x9b\x01\n" +
+	"\x06purged\x18\x01 \x01(\x04R\x06purged\x12!\n" +
+	"\fnext_address\x18\x02 \x01(\x04R\vnextAddress\x12\x18\n" +
+	"\amatched\x18\x03 \x01(\x04R\amatched\"\x9b\x01\n" +
 	"\x04Host\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x10\n" +
@@ -5107,7 +7615,173 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"elapsed_us\x18\x03 \x01(\x04R\telapsedUs\x12\x15\n" +
 	"\x06p50_us\x18\x04 \x01(\x04R\x05p50Us\x12\x15\n" +
-	"\x06p99_us\x18\x05 \x01(\x04R\x05p99Us*T\n" +
+	"\x06p99_us\x18\x05 \x01(\x04R\x05p99Us\"\x9b\x01\n" +
+	"\x11PurgeQueueRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x1d\n" +
+	"\n" +
+	"to_address\x18\x03 \x01(\x04R\ttoAddress\x12\x10\n" +
+	"\x03all\x18\x04 \x01(\bR\x03all\x12!\n" +
+	"\foperation_id\x18\x05 \x01(\x04R\voperationId\"e\n" +
+	"\x12PurgeQueueResponse\x12\x16\n" +
+	"\x06purged\x18\x01 \x01(\x04R\x06purged\x12\x1b\n" +
+	"\tpurged_to\x18\x02 \x01(\x04R\bpurgedTo\x12\x1a\n" +
+	"\brepeated\x18\x03 \x01(\bR\brepeated\"_\n" +
+	"\x15ConfigureQueueRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x120\n" +
+	"\aoptions\x18\x02 \x01(\v2\x16.tierq.v1.QueueOptionsR\aoptions\"?\n" +
+	"\x16ConfigureQueueResponse\x12%\n" +
+	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\")\n" +
+	"\x11PauseQueueRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\";\n" +
+	"\x12PauseQueueResponse\x12%\n" +
+	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\"*\n" +
+	"\x12ResumeQueueRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\"<\n" +
+	"\x13ResumeQueueResponse\x12%\n" +
+	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\"\x9b\x01\n" +
+	"\x15ConfigureGroupRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
+	"\x06config\x18\x03 \x01(\v2\x15.tierq.v1.GroupConfigR\x06config\x12)\n" +
+	"\x10expected_version\x18\x04 \x01(\x04R\x0fexpectedVersion\"?\n" +
+	"\x16ConfigureGroupResponse\x12%\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"=\n" +
+	"\x11PauseGroupRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\";\n" +
+	"\x12PauseGroupResponse\x12%\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\">\n" +
+	"\x12ResumeGroupRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"<\n" +
+	"\x13ResumeGroupResponse\x12%\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"B\n" +
+	"\x14ListConsumersRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"S\n" +
+	"\bConsumer\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\tin_flight\x18\x02 \x01(\x04R\binFlight\x12\x16\n" +
+	"\x06active\x18\x03 \x01(\bR\x06active\"\x83\x02\n" +
+	"\x15ListConsumersResponse\x120\n" +
+	"\tconsumers\x18\x01 \x03(\v2\x12.tierq.v1.ConsumerR\tconsumers\x12\x1b\n" +
+	"\tin_flight\x18\x02 \x01(\x04R\binFlight\x12\"\n" +
+	"\rmax_in_flight\x18\x03 \x01(\x04R\vmaxInFlight\x12)\n" +
+	"\x10waiting_receives\x18\x04 \x01(\x04R\x0fwaitingReceives\x12\x1b\n" +
+	"\thome_host\x18\x05 \x01(\x04R\bhomeHost\x12\x19\n" +
+	"\bhome_api\x18\x06 \x01(\tR\ahomeApi\x12\x14\n" +
+	"\x05epoch\x18\a \x01(\x04R\x05epoch\"m\n" +
+	"\x13ExplainGroupRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\x04R\aaddress\x12\x10\n" +
+	"\x03key\x18\x04 \x01(\fR\x03key\"\xf6\x05\n" +
+	"\x14ExplainGroupResponse\x12\x18\n" +
+	"\averdict\x18\x01 \x01(\tR\averdict\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\x04R\aaddress\x12\x1a\n" +
+	"\battempts\x18\x04 \x01(\rR\battempts\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12+\n" +
+	"\x12not_before_unix_ms\x18\x06 \x01(\x04R\x0fnotBeforeUnixMs\x123\n" +
+	"\x16lease_deadline_unix_ms\x18\a \x01(\x04R\x13leaseDeadlineUnixMs\x12%\n" +
+	"\x0elease_consumer\x18\b \x01(\tR\rleaseConsumer\x12\x1d\n" +
+	"\n" +
+	"blocked_by\x18\t \x01(\x04R\tblockedBy\x12\x10\n" +
+	"\x03key\x18\n" +
+	" \x01(\fR\x03key\x12\x16\n" +
+	"\x06behind\x18\v \x01(\x04R\x06behind\x12\x1b\n" +
+	"\thome_host\x18\f \x01(\x04R\bhomeHost\x12\x14\n" +
+	"\x05epoch\x18\r \x01(\x04R\x05epoch\x12\x1d\n" +
+	"\n" +
+	"home_state\x18\x0e \x01(\tR\thomeState\x12\x14\n" +
+	"\x05ready\x18\x0f \x01(\x04R\x05ready\x12\x1b\n" +
+	"\tin_flight\x18\x10 \x01(\x04R\binFlight\x12\"\n" +
+	"\rmax_in_flight\x18\x11 \x01(\x04R\vmaxInFlight\x12\x1a\n" +
+	"\bretrying\x18\x12 \x01(\x04R\bretrying\x12!\n" +
+	"\fblocked_keys\x18\x13 \x01(\x04R\vblockedKeys\x12)\n" +
+	"\x10blocked_messages\x18\x14 \x01(\x04R\x0fblockedMessages\x12\x1e\n" +
+	"\n" +
+	"unresolved\x18\x15 \x01(\x04R\n" +
+	"unresolved\x12)\n" +
+	"\x10waiting_receives\x18\x16 \x01(\x04R\x0fwaitingReceives\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18\x17 \x01(\x04R\n" +
+	"unfinished\x12\x12\n" +
+	"\x04dead\x18\x18 \x01(\x04R\x04dead\"S\n" +
+	"\x0fDelayedPosition\x12&\n" +
+	"\x0fvisible_unix_ms\x18\x01 \x01(\x04R\rvisibleUnixMs\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\x04R\aaddress\"\xe6\x01\n" +
+	"\x0eDelayedMessage\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12&\n" +
+	"\x0fvisible_unix_ms\x18\x02 \x01(\x04R\rvisibleUnixMs\x12*\n" +
+	"\x11published_unix_ms\x18\x03 \x01(\x04R\x0fpublishedUnixMs\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x10\n" +
+	"\x03key\x18\x05 \x01(\fR\x03key\x12\x12\n" +
+	"\x04body\x18\x06 \x01(\fR\x04body\x12*\n" +
+	"\aheaders\x18\a \x03(\v2\x10.tierq.v1.HeaderR\aheaders\"\xb0\x01\n" +
+	"\x12ListDelayedRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12/\n" +
+	"\x05after\x18\x03 \x01(\v2\x19.tierq.v1.DelayedPositionR\x05after\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\x12\x1f\n" +
+	"\vwith_bodies\x18\x05 \x01(\bR\n" +
+	"withBodies\"\x90\x01\n" +
+	"\x13ListDelayedResponse\x124\n" +
+	"\bmessages\x18\x01 \x03(\v2\x18.tierq.v1.DelayedMessageR\bmessages\x12-\n" +
+	"\x04next\x18\x02 \x01(\v2\x19.tierq.v1.DelayedPositionR\x04next\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x04R\x05total\"\x9d\x01\n" +
+	"\x14CancelDelayedRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\x04R\aaddress\x127\n" +
+	"\x18expected_visible_unix_ms\x18\x04 \x01(\x04R\x15expectedVisibleUnixMs\"\xbc\x01\n" +
+	"\x18RescheduleDelayedRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\x04R\aaddress\x127\n" +
+	"\x18expected_visible_unix_ms\x18\x04 \x01(\x04R\x15expectedVisibleUnixMs\x12\x19\n" +
+	"\bdelay_ms\x18\x05 \x01(\x04R\adelayMs\"Y\n" +
+	"\x15ChangeDelayedResponse\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12&\n" +
+	"\x0fvisible_unix_ms\x18\x02 \x01(\x04R\rvisibleUnixMs\"\xba\x01\n" +
+	"\rBrowseRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12!\n" +
+	"\ffrom_address\x18\x03 \x01(\x04R\vfromAddress\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\x12)\n" +
+	"\x0emax_body_bytes\x18\x05 \x01(\rH\x00R\fmaxBodyBytes\x88\x01\x01B\x11\n" +
+	"\x0f_max_body_bytes\"\xca\x02\n" +
+	"\x0eBrowsedMessage\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12*\n" +
+	"\x11published_unix_ms\x18\x02 \x01(\x04R\x0fpublishedUnixMs\x12&\n" +
+	"\x0fvisible_unix_ms\x18\x03 \x01(\x04R\rvisibleUnixMs\x12&\n" +
+	"\x0fexpires_unix_ms\x18\x04 \x01(\x04R\rexpiresUnixMs\x12\x10\n" +
+	"\x03key\x18\x05 \x01(\fR\x03key\x12*\n" +
+	"\aheaders\x18\x06 \x03(\v2\x10.tierq.v1.HeaderR\aheaders\x12\x12\n" +
+	"\x04body\x18\a \x01(\fR\x04body\x12\x1d\n" +
+	"\n" +
+	"body_bytes\x18\b \x01(\x04R\tbodyBytes\x12\x1f\n" +
+	"\vproducer_id\x18\t \x01(\x04R\n" +
+	"producerId\x12\x10\n" +
+	"\x03seq\x18\n" +
+	" \x01(\x04R\x03seq\"i\n" +
+	"\x0eBrowseResponse\x124\n" +
+	"\bmessages\x18\x01 \x03(\v2\x18.tierq.v1.BrowsedMessageR\bmessages\x12!\n" +
+	"\fnext_address\x18\x02 \x01(\x04R\vnextAddress\"}\n" +
+	"\x14LookupPublishRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x1f\n" +
+	"\vproducer_id\x18\x03 \x01(\x04R\n" +
+	"producerId\x12\x10\n" +
+	"\x03seq\x18\x04 \x01(\x04R\x03seq\"\xb7\x01\n" +
+	"\x15LookupPublishResponse\x12\x18\n" +
+	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\x04R\aaddress\x12\x16\n" +
+	"\x06exists\x18\x03 \x01(\bR\x06exists\x12%\n" +
+	"\x0eproducer_epoch\x18\x04 \x01(\x04R\rproducerEpoch\x12\x10\n" +
+	"\x03low\x18\x05 \x01(\x04R\x03low\x12\x19\n" +
+	"\blast_seq\x18\x06 \x01(\x04R\alastSeq*T\n" +
 	"\x06Effect\x12\x16\n" +
 	"\x12EFFECT_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vEFFECT_NONE\x10\x01\x12\x10\n" +
@@ -5122,7 +7796,10 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"Durability\x12\x18\n" +
 	"\x14DURABILITY_AVAILABLE\x10\x00\x12\x15\n" +
-	"\x11DURABILITY_STRICT\x10\x012\x81\x03\n" +
+	"\x11DURABILITY_STRICT\x10\x01*4\n" +
+	"\tQueueMode\x12\x13\n" +
+	"\x0fQUEUE_MODE_WORK\x10\x00\x12\x12\n" +
+	"\x0eQUEUE_MODE_LOG\x10\x012\x81\x03\n" +
 	"\fQueueService\x12J\n" +
 	"\vCreateQueue\x12\x1c.tierq.v1.CreateQueueRequest\x1a\x1d.tierq.v1.CreateQueueResponse\x12G\n" +
 	"\n" +
@@ -5153,7 +7830,25 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\rStatusService\x12J\n" +
 	"\vFleetStatus\x12\x1c.tierq.v1.FleetStatusRequest\x1a\x1d.tierq.v1.FleetStatusResponse\x12J\n" +
 	"\vShardDigest\x12\x1c.tierq.v1.ShardDigestRequest\x1a\x1d.tierq.v1.ShardDigestResponse\x12M\n" +
-	"\fBenchPropose\x12\x1d.tierq.v1.BenchProposeRequest\x1a\x1e.tierq.v1.BenchProposeResponseB3Z1github.com/tierq/tierq/queue/api/tierq/v1;tierqv1b\x06proto3"
+	"\fBenchPropose\x12\x1d.tierq.v1.BenchProposeRequest\x1a\x1e.tierq.v1.BenchProposeResponse2\xd3\b\n" +
+	"\fAdminService\x12G\n" +
+	"\n" +
+	"PurgeQueue\x12\x1b.tierq.v1.PurgeQueueRequest\x1a\x1c.tierq.v1.PurgeQueueResponse\x12S\n" +
+	"\x0eConfigureQueue\x12\x1f.tierq.v1.ConfigureQueueRequest\x1a .tierq.v1.ConfigureQueueResponse\x12G\n" +
+	"\n" +
+	"PauseQueue\x12\x1b.tierq.v1.PauseQueueRequest\x1a\x1c.tierq.v1.PauseQueueResponse\x12J\n" +
+	"\vResumeQueue\x12\x1c.tierq.v1.ResumeQueueRequest\x1a\x1d.tierq.v1.ResumeQueueResponse\x12S\n" +
+	"\x0eConfigureGroup\x12\x1f.tierq.v1.ConfigureGroupRequest\x1a .tierq.v1.ConfigureGroupResponse\x12G\n" +
+	"\n" +
+	"PauseGroup\x12\x1b.tierq.v1.PauseGroupRequest\x1a\x1c.tierq.v1.PauseGroupResponse\x12J\n" +
+	"\vResumeGroup\x12\x1c.tierq.v1.ResumeGroupRequest\x1a\x1d.tierq.v1.ResumeGroupResponse\x12P\n" +
+	"\rListConsumers\x12\x1e.tierq.v1.ListConsumersRequest\x1a\x1f.tierq.v1.ListConsumersResponse\x12M\n" +
+	"\fExplainGroup\x12\x1d.tierq.v1.ExplainGroupRequest\x1a\x1e.tierq.v1.ExplainGroupResponse\x12J\n" +
+	"\vListDelayed\x12\x1c.tierq.v1.ListDelayedRequest\x1a\x1d.tierq.v1.ListDelayedResponse\x12P\n" +
+	"\rCancelDelayed\x12\x1e.tierq.v1.CancelDelayedRequest\x1a\x1f.tierq.v1.ChangeDelayedResponse\x12X\n" +
+	"\x11RescheduleDelayed\x12\".tierq.v1.RescheduleDelayedRequest\x1a\x1f.tierq.v1.ChangeDelayedResponse\x12;\n" +
+	"\x06Browse\x12\x17.tierq.v1.BrowseRequest\x1a\x18.tierq.v1.BrowseResponse\x12P\n" +
+	"\rLookupPublish\x12\x1e.tierq.v1.LookupPublishRequest\x1a\x1f.tierq.v1.LookupPublishResponseB3Z1github.com/tierq/tierq/queue/api/tierq/v1;tierqv1b\x06proto3"
 
 var (
 	file_tierq_v1_tierq_proto_rawDescOnce sync.Once
@@ -5167,172 +7862,248 @@ func file_tierq_v1_tierq_proto_rawDescGZIP() []byte {
 	return file_tierq_v1_tierq_proto_rawDescData
 }
 
-var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
 var file_tierq_v1_tierq_proto_goTypes = []any{
 	(Effect)(0),                        // 0: tierq.v1.Effect
 	(Ordering)(0),                      // 1: tierq.v1.Ordering
 	(Overflow)(0),                      // 2: tierq.v1.Overflow
 	(Durability)(0),                    // 3: tierq.v1.Durability
-	(*ErrorDetail)(nil),                // 4: tierq.v1.ErrorDetail
-	(*QueueOptions)(nil),               // 5: tierq.v1.QueueOptions
-	(*CreateQueueRequest)(nil),         // 6: tierq.v1.CreateQueueRequest
-	(*CreateQueueResponse)(nil),        // 7: tierq.v1.CreateQueueResponse
-	(*Replica)(nil),                    // 8: tierq.v1.Replica
-	(*Partition)(nil),                  // 9: tierq.v1.Partition
-	(*Queue)(nil),                      // 10: tierq.v1.Queue
-	(*ListQueuesRequest)(nil),          // 11: tierq.v1.ListQueuesRequest
-	(*ListQueuesResponse)(nil),         // 12: tierq.v1.ListQueuesResponse
-	(*DescribeQueueRequest)(nil),       // 13: tierq.v1.DescribeQueueRequest
-	(*DescribeQueueResponse)(nil),      // 14: tierq.v1.DescribeQueueResponse
-	(*DeleteQueueRequest)(nil),         // 15: tierq.v1.DeleteQueueRequest
-	(*DeleteQueueResponse)(nil),        // 16: tierq.v1.DeleteQueueResponse
-	(*Header)(nil),                     // 17: tierq.v1.Header
-	(*OutMessage)(nil),                 // 18: tierq.v1.OutMessage
-	(*PublishRequest)(nil),             // 19: tierq.v1.PublishRequest
-	(*PublishResult)(nil),              // 20: tierq.v1.PublishResult
-	(*PublishResponse)(nil),            // 21: tierq.v1.PublishResponse
-	(*GroupConfig)(nil),                // 22: tierq.v1.GroupConfig
-	(*Group)(nil),                      // 23: tierq.v1.Group
-	(*Start)(nil),                      // 24: tierq.v1.Start
-	(*CreateGroupRequest)(nil),         // 25: tierq.v1.CreateGroupRequest
-	(*CreateGroupResponse)(nil),        // 26: tierq.v1.CreateGroupResponse
-	(*ListGroupsRequest)(nil),          // 27: tierq.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),         // 28: tierq.v1.ListGroupsResponse
-	(*DeleteGroupRequest)(nil),         // 29: tierq.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),        // 30: tierq.v1.DeleteGroupResponse
-	(*ResetGroupRequest)(nil),          // 31: tierq.v1.ResetGroupRequest
-	(*ResetGroupResponse)(nil),         // 32: tierq.v1.ResetGroupResponse
-	(*MoveGroupRequest)(nil),           // 33: tierq.v1.MoveGroupRequest
-	(*MoveGroupResponse)(nil),          // 34: tierq.v1.MoveGroupResponse
-	(*ReceiveRequest)(nil),             // 35: tierq.v1.ReceiveRequest
-	(*Message)(nil),                    // 36: tierq.v1.Message
-	(*ReceiveResponse)(nil),            // 37: tierq.v1.ReceiveResponse
-	(*AckRequest)(nil),                 // 38: tierq.v1.AckRequest
-	(*NackRequest)(nil),                // 39: tierq.v1.NackRequest
-	(*ReleaseRequest)(nil),             // 40: tierq.v1.ReleaseRequest
-	(*RejectRequest)(nil),              // 41: tierq.v1.RejectRequest
-	(*ExtendRequest)(nil),              // 42: tierq.v1.ExtendRequest
-	(*SettleResult)(nil),               // 43: tierq.v1.SettleResult
-	(*SettleResponse)(nil),             // 44: tierq.v1.SettleResponse
-	(*PublishStreamResponse)(nil),      // 45: tierq.v1.PublishStreamResponse
-	(*ConsumeStart)(nil),               // 46: tierq.v1.ConsumeStart
-	(*ConsumeSettle)(nil),              // 47: tierq.v1.ConsumeSettle
-	(*ConsumeRequest)(nil),             // 48: tierq.v1.ConsumeRequest
-	(*ConsumeStarted)(nil),             // 49: tierq.v1.ConsumeStarted
-	(*ConsumeMessages)(nil),            // 50: tierq.v1.ConsumeMessages
-	(*ConsumeSettled)(nil),             // 51: tierq.v1.ConsumeSettled
-	(*ConsumeResponse)(nil),            // 52: tierq.v1.ConsumeResponse
-	(*DeadLetter)(nil),                 // 53: tierq.v1.DeadLetter
-	(*ListDeadLettersRequest)(nil),     // 54: tierq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 55: tierq.v1.ListDeadLettersResponse
-	(*RedriveDeadLettersRequest)(nil),  // 56: tierq.v1.RedriveDeadLettersRequest
-	(*RedriveDeadLettersResponse)(nil), // 57: tierq.v1.RedriveDeadLettersResponse
-	(*PurgeDeadLettersRequest)(nil),    // 58: tierq.v1.PurgeDeadLettersRequest
-	(*PurgeDeadLettersResponse)(nil),   // 59: tierq.v1.PurgeDeadLettersResponse
-	(*Host)(nil),                       // 60: tierq.v1.Host
-	(*FleetStatusRequest)(nil),         // 61: tierq.v1.FleetStatusRequest
-	(*FleetStatusResponse)(nil),        // 62: tierq.v1.FleetStatusResponse
-	(*ShardDigestRequest)(nil),         // 63: tierq.v1.ShardDigestRequest
-	(*ReplicaDigest)(nil),              // 64: tierq.v1.ReplicaDigest
-	(*ShardDigestResponse)(nil),        // 65: tierq.v1.ShardDigestResponse
-	(*BenchProposeRequest)(nil),        // 66: tierq.v1.BenchProposeRequest
-	(*BenchProposeResponse)(nil),       // 67: tierq.v1.BenchProposeResponse
+	(QueueMode)(0),                     // 4: tierq.v1.QueueMode
+	(*ErrorDetail)(nil),                // 5: tierq.v1.ErrorDetail
+	(*QueueOptions)(nil),               // 6: tierq.v1.QueueOptions
+	(*CreateQueueRequest)(nil),         // 7: tierq.v1.CreateQueueRequest
+	(*CreateQueueResponse)(nil),        // 8: tierq.v1.CreateQueueResponse
+	(*Replica)(nil),                    // 9: tierq.v1.Replica
+	(*Partition)(nil),                  // 10: tierq.v1.Partition
+	(*Queue)(nil),                      // 11: tierq.v1.Queue
+	(*ListQueuesRequest)(nil),          // 12: tierq.v1.ListQueuesRequest
+	(*ListQueuesResponse)(nil),         // 13: tierq.v1.ListQueuesResponse
+	(*DescribeQueueRequest)(nil),       // 14: tierq.v1.DescribeQueueRequest
+	(*DescribeQueueResponse)(nil),      // 15: tierq.v1.DescribeQueueResponse
+	(*DeleteQueueRequest)(nil),         // 16: tierq.v1.DeleteQueueRequest
+	(*DeleteQueueResponse)(nil),        // 17: tierq.v1.DeleteQueueResponse
+	(*Header)(nil),                     // 18: tierq.v1.Header
+	(*OutMessage)(nil),                 // 19: tierq.v1.OutMessage
+	(*PublishRequest)(nil),             // 20: tierq.v1.PublishRequest
+	(*PublishResult)(nil),              // 21: tierq.v1.PublishResult
+	(*PublishResponse)(nil),            // 22: tierq.v1.PublishResponse
+	(*GroupConfig)(nil),                // 23: tierq.v1.GroupConfig
+	(*Group)(nil),                      // 24: tierq.v1.Group
+	(*Start)(nil),                      // 25: tierq.v1.Start
+	(*CreateGroupRequest)(nil),         // 26: tierq.v1.CreateGroupRequest
+	(*CreateGroupResponse)(nil),        // 27: tierq.v1.CreateGroupResponse
+	(*ListGroupsRequest)(nil),          // 28: tierq.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),         // 29: tierq.v1.ListGroupsResponse
+	(*DeleteGroupRequest)(nil),         // 30: tierq.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),        // 31: tierq.v1.DeleteGroupResponse
+	(*ResetGroupRequest)(nil),          // 32: tierq.v1.ResetGroupRequest
+	(*ResetGroupResponse)(nil),         // 33: tierq.v1.ResetGroupResponse
+	(*MoveGroupRequest)(nil),           // 34: tierq.v1.MoveGroupRequest
+	(*MoveGroupResponse)(nil),          // 35: tierq.v1.MoveGroupResponse
+	(*ReceiveRequest)(nil),             // 36: tierq.v1.ReceiveRequest
+	(*Message)(nil),                    // 37: tierq.v1.Message
+	(*ReceiveResponse)(nil),            // 38: tierq.v1.ReceiveResponse
+	(*AckRequest)(nil),                 // 39: tierq.v1.AckRequest
+	(*NackRequest)(nil),                // 40: tierq.v1.NackRequest
+	(*ReleaseRequest)(nil),             // 41: tierq.v1.ReleaseRequest
+	(*RejectRequest)(nil),              // 42: tierq.v1.RejectRequest
+	(*ExtendRequest)(nil),              // 43: tierq.v1.ExtendRequest
+	(*SettleResult)(nil),               // 44: tierq.v1.SettleResult
+	(*SettleResponse)(nil),             // 45: tierq.v1.SettleResponse
+	(*PublishStreamResponse)(nil),      // 46: tierq.v1.PublishStreamResponse
+	(*ConsumeStart)(nil),               // 47: tierq.v1.ConsumeStart
+	(*ConsumeSettle)(nil),              // 48: tierq.v1.ConsumeSettle
+	(*ConsumeRequest)(nil),             // 49: tierq.v1.ConsumeRequest
+	(*ConsumeStarted)(nil),             // 50: tierq.v1.ConsumeStarted
+	(*ConsumeMessages)(nil),            // 51: tierq.v1.ConsumeMessages
+	(*ConsumeSettled)(nil),             // 52: tierq.v1.ConsumeSettled
+	(*ConsumeResponse)(nil),            // 53: tierq.v1.ConsumeResponse
+	(*DeadLetter)(nil),                 // 54: tierq.v1.DeadLetter
+	(*ListDeadLettersRequest)(nil),     // 55: tierq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 56: tierq.v1.ListDeadLettersResponse
+	(*RedriveDeadLettersRequest)(nil),  // 57: tierq.v1.RedriveDeadLettersRequest
+	(*RedriveDeadLettersResponse)(nil), // 58: tierq.v1.RedriveDeadLettersResponse
+	(*PurgeDeadLettersRequest)(nil),    // 59: tierq.v1.PurgeDeadLettersRequest
+	(*PurgeDeadLettersResponse)(nil),   // 60: tierq.v1.PurgeDeadLettersResponse
+	(*Host)(nil),                       // 61: tierq.v1.Host
+	(*FleetStatusRequest)(nil),         // 62: tierq.v1.FleetStatusRequest
+	(*FleetStatusResponse)(nil),        // 63: tierq.v1.FleetStatusResponse
+	(*ShardDigestRequest)(nil),         // 64: tierq.v1.ShardDigestRequest
+	(*ReplicaDigest)(nil),              // 65: tierq.v1.ReplicaDigest
+	(*ShardDigestResponse)(nil),        // 66: tierq.v1.ShardDigestResponse
+	(*BenchProposeRequest)(nil),        // 67: tierq.v1.BenchProposeRequest
+	(*BenchProposeResponse)(nil),       // 68: tierq.v1.BenchProposeResponse
+	(*PurgeQueueRequest)(nil),          // 69: tierq.v1.PurgeQueueRequest
+	(*PurgeQueueResponse)(nil),         // 70: tierq.v1.PurgeQueueResponse
+	(*ConfigureQueueRequest)(nil),      // 71: tierq.v1.ConfigureQueueRequest
+	(*ConfigureQueueResponse)(nil),     // 72: tierq.v1.ConfigureQueueResponse
+	(*PauseQueueRequest)(nil),          // 73: tierq.v1.PauseQueueRequest
+	(*PauseQueueResponse)(nil),         // 74: tierq.v1.PauseQueueResponse
+	(*ResumeQueueRequest)(nil),         // 75: tierq.v1.ResumeQueueRequest
+	(*ResumeQueueResponse)(nil),        // 76: tierq.v1.ResumeQueueResponse
+	(*ConfigureGroupRequest)(nil),      // 77: tierq.v1.ConfigureGroupRequest
+	(*ConfigureGroupResponse)(nil),     // 78: tierq.v1.ConfigureGroupResponse
+	(*PauseGroupRequest)(nil),          // 79: tierq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 80: tierq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 81: tierq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 82: tierq.v1.ResumeGroupResponse
+	(*ListConsumersRequest)(nil),       // 83: tierq.v1.ListConsumersRequest
+	(*Consumer)(nil),                   // 84: tierq.v1.Consumer
+	(*ListConsumersResponse)(nil),      // 85: tierq.v1.ListConsumersResponse
+	(*ExplainGroupRequest)(nil),        // 86: tierq.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),       // 87: tierq.v1.ExplainGroupResponse
+	(*DelayedPosition)(nil),            // 88: tierq.v1.DelayedPosition
+	(*DelayedMessage)(nil),             // 89: tierq.v1.DelayedMessage
+	(*ListDelayedRequest)(nil),         // 90: tierq.v1.ListDelayedRequest
+	(*ListDelayedResponse)(nil),        // 91: tierq.v1.ListDelayedResponse
+	(*CancelDelayedRequest)(nil),       // 92: tierq.v1.CancelDelayedRequest
+	(*RescheduleDelayedRequest)(nil),   // 93: tierq.v1.RescheduleDelayedRequest
+	(*ChangeDelayedResponse)(nil),      // 94: tierq.v1.ChangeDelayedResponse
+	(*BrowseRequest)(nil),              // 95: tierq.v1.BrowseRequest
+	(*BrowsedMessage)(nil),             // 96: tierq.v1.BrowsedMessage
+	(*BrowseResponse)(nil),             // 97: tierq.v1.BrowseResponse
+	(*LookupPublishRequest)(nil),       // 98: tierq.v1.LookupPublishRequest
+	(*LookupPublishResponse)(nil),      // 99: tierq.v1.LookupPublishResponse
 }
 var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	0,  // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
 	1,  // 1: tierq.v1.QueueOptions.ordering:type_name -> tierq.v1.Ordering
 	2,  // 2: tierq.v1.QueueOptions.overflow:type_name -> tierq.v1.Overflow
 	3,  // 3: tierq.v1.QueueOptions.durability:type_name -> tierq.v1.Durability
-	5,  // 4: tierq.v1.CreateQueueRequest.options:type_name -> tierq.v1.QueueOptions
-	10, // 5: tierq.v1.CreateQueueResponse.queue:type_name -> tierq.v1.Queue
-	8,  // 6: tierq.v1.Partition.replicas:type_name -> tierq.v1.Replica
-	5,  // 7: tierq.v1.Queue.options:type_name -> tierq.v1.QueueOptions
-	9,  // 8: tierq.v1.Queue.partitions:type_name -> tierq.v1.Partition
-	23, // 9: tierq.v1.Queue.groups:type_name -> tierq.v1.Group
-	10, // 10: tierq.v1.ListQueuesResponse.queues:type_name -> tierq.v1.Queue
-	10, // 11: tierq.v1.DescribeQueueResponse.queue:type_name -> tierq.v1.Queue
-	17, // 12: tierq.v1.OutMessage.headers:type_name -> tierq.v1.Header
-	18, // 13: tierq.v1.PublishRequest.messages:type_name -> tierq.v1.OutMessage
-	20, // 14: tierq.v1.PublishResponse.results:type_name -> tierq.v1.PublishResult
-	22, // 15: tierq.v1.Group.config:type_name -> tierq.v1.GroupConfig
-	22, // 16: tierq.v1.CreateGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	24, // 17: tierq.v1.CreateGroupRequest.start:type_name -> tierq.v1.Start
-	23, // 18: tierq.v1.CreateGroupResponse.group:type_name -> tierq.v1.Group
-	23, // 19: tierq.v1.ListGroupsResponse.groups:type_name -> tierq.v1.Group
-	24, // 20: tierq.v1.ResetGroupRequest.start:type_name -> tierq.v1.Start
-	23, // 21: tierq.v1.ResetGroupResponse.group:type_name -> tierq.v1.Group
-	23, // 22: tierq.v1.MoveGroupResponse.group:type_name -> tierq.v1.Group
-	17, // 23: tierq.v1.Message.headers:type_name -> tierq.v1.Header
-	36, // 24: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
-	0,  // 25: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
-	43, // 26: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
-	21, // 27: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
-	4,  // 28: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
-	46, // 29: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
-	47, // 30: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
-	36, // 31: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
-	43, // 32: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
-	49, // 33: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
-	50, // 34: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
-	51, // 35: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
-	17, // 36: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
-	53, // 37: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
-	60, // 38: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
-	64, // 39: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
-	6,  // 40: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
-	11, // 41: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
-	13, // 42: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
-	15, // 43: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
-	19, // 44: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
-	25, // 45: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
-	27, // 46: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
-	29, // 47: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
-	31, // 48: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
-	33, // 49: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
-	35, // 50: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
-	38, // 51: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
-	39, // 52: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
-	40, // 53: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
-	41, // 54: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
-	42, // 55: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
-	54, // 56: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
-	56, // 57: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
-	58, // 58: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
-	19, // 59: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
-	48, // 60: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
-	61, // 61: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
-	63, // 62: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
-	66, // 63: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
-	7,  // 64: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
-	12, // 65: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
-	14, // 66: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
-	16, // 67: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
-	21, // 68: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
-	26, // 69: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
-	28, // 70: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
-	30, // 71: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
-	32, // 72: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
-	34, // 73: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
-	37, // 74: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
-	44, // 75: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
-	44, // 76: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
-	44, // 77: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
-	44, // 78: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
-	44, // 79: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
-	55, // 80: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
-	57, // 81: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
-	59, // 82: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
-	45, // 83: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
-	52, // 84: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
-	62, // 85: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
-	65, // 86: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
-	67, // 87: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
-	64, // [64:88] is the sub-list for method output_type
-	40, // [40:64] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	4,  // 4: tierq.v1.QueueOptions.mode:type_name -> tierq.v1.QueueMode
+	6,  // 5: tierq.v1.CreateQueueRequest.options:type_name -> tierq.v1.QueueOptions
+	11, // 6: tierq.v1.CreateQueueResponse.queue:type_name -> tierq.v1.Queue
+	9,  // 7: tierq.v1.Partition.replicas:type_name -> tierq.v1.Replica
+	6,  // 8: tierq.v1.Queue.options:type_name -> tierq.v1.QueueOptions
+	10, // 9: tierq.v1.Queue.partitions:type_name -> tierq.v1.Partition
+	24, // 10: tierq.v1.Queue.groups:type_name -> tierq.v1.Group
+	11, // 11: tierq.v1.ListQueuesResponse.queues:type_name -> tierq.v1.Queue
+	11, // 12: tierq.v1.DescribeQueueResponse.queue:type_name -> tierq.v1.Queue
+	18, // 13: tierq.v1.OutMessage.headers:type_name -> tierq.v1.Header
+	19, // 14: tierq.v1.PublishRequest.messages:type_name -> tierq.v1.OutMessage
+	21, // 15: tierq.v1.PublishResponse.results:type_name -> tierq.v1.PublishResult
+	23, // 16: tierq.v1.Group.config:type_name -> tierq.v1.GroupConfig
+	23, // 17: tierq.v1.CreateGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	25, // 18: tierq.v1.CreateGroupRequest.start:type_name -> tierq.v1.Start
+	24, // 19: tierq.v1.CreateGroupResponse.group:type_name -> tierq.v1.Group
+	24, // 20: tierq.v1.ListGroupsResponse.groups:type_name -> tierq.v1.Group
+	25, // 21: tierq.v1.ResetGroupRequest.start:type_name -> tierq.v1.Start
+	24, // 22: tierq.v1.ResetGroupResponse.group:type_name -> tierq.v1.Group
+	24, // 23: tierq.v1.MoveGroupResponse.group:type_name -> tierq.v1.Group
+	18, // 24: tierq.v1.Message.headers:type_name -> tierq.v1.Header
+	37, // 25: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
+	0,  // 26: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
+	44, // 27: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
+	22, // 28: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
+	5,  // 29: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
+	47, // 30: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
+	48, // 31: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
+	37, // 32: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
+	44, // 33: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
+	50, // 34: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
+	51, // 35: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
+	52, // 36: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
+	18, // 37: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
+	54, // 38: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
+	61, // 39: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
+	65, // 40: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
+	6,  // 41: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
+	11, // 42: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
+	11, // 43: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
+	11, // 44: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
+	23, // 45: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	24, // 46: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
+	24, // 47: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
+	24, // 48: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
+	84, // 49: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
+	18, // 50: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
+	88, // 51: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
+	89, // 52: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
+	88, // 53: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
+	18, // 54: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
+	96, // 55: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
+	7,  // 56: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
+	12, // 57: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
+	14, // 58: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
+	16, // 59: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
+	20, // 60: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
+	26, // 61: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
+	28, // 62: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
+	30, // 63: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
+	32, // 64: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
+	34, // 65: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
+	36, // 66: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
+	39, // 67: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
+	40, // 68: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
+	41, // 69: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
+	42, // 70: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
+	43, // 71: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
+	55, // 72: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
+	57, // 73: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
+	59, // 74: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
+	20, // 75: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
+	49, // 76: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
+	62, // 77: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
+	64, // 78: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
+	67, // 79: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
+	69, // 80: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
+	71, // 81: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
+	73, // 82: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
+	75, // 83: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
+	77, // 84: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
+	79, // 85: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
+	81, // 86: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
+	83, // 87: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
+	86, // 88: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
+	90, // 89: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
+	92, // 90: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
+	93, // 91: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
+	95, // 92: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
+	98, // 93: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
+	8,  // 94: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
+	13, // 95: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
+	15, // 96: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
+	17, // 97: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
+	22, // 98: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
+	27, // 99: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
+	29, // 100: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
+	31, // 101: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
+	33, // 102: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
+	35, // 103: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
+	38, // 104: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
+	45, // 105: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
+	45, // 106: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
+	45, // 107: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
+	45, // 108: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
+	45, // 109: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
+	56, // 110: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
+	58, // 111: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
+	60, // 112: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
+	46, // 113: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
+	53, // 114: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
+	63, // 115: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
+	66, // 116: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
+	68, // 117: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
+	70, // 118: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
+	72, // 119: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
+	74, // 120: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
+	76, // 121: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
+	78, // 122: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
+	80, // 123: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
+	82, // 124: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
+	85, // 125: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
+	87, // 126: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
+	91, // 127: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
+	94, // 128: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	94, // 129: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	97, // 130: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
+	99, // 131: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
+	94, // [94:132] is the sub-list for method output_type
+	56, // [56:94] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_tierq_proto_init() }
@@ -5359,15 +8130,16 @@ func file_tierq_v1_tierq_proto_init() {
 		(*ConsumeResponse_Messages)(nil),
 		(*ConsumeResponse_Settled)(nil),
 	}
+	file_tierq_v1_tierq_proto_msgTypes[90].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_tierq_proto_rawDesc), len(file_tierq_v1_tierq_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   64,
+			NumEnums:      5,
+			NumMessages:   95,
 			NumExtensions: 0,
-			NumServices:   4,
+			NumServices:   5,
 		},
 		GoTypes:           file_tierq_v1_tierq_proto_goTypes,
 		DependencyIndexes: file_tierq_v1_tierq_proto_depIdxs,

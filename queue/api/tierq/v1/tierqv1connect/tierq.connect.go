@@ -33,6 +33,8 @@ const (
 	StreamServiceName = "tierq.v1.StreamService"
 	// StatusServiceName is the fully-qualified name of the StatusService service.
 	StatusServiceName = "tierq.v1.StatusService"
+	// AdminServiceName is the fully-qualified name of the AdminService service.
+	AdminServiceName = "tierq.v1.AdminService"
 )
 
 // These constants are the fully-qualified names of the RPCs defined in this package. They're
@@ -103,6 +105,44 @@ const (
 	// StatusServiceBenchProposeProcedure is the fully-qualified name of the StatusService's
 	// BenchPropose RPC.
 	StatusServiceBenchProposeProcedure = "/tierq.v1.StatusService/BenchPropose"
+	// AdminServicePurgeQueueProcedure is the fully-qualified name of the AdminService's PurgeQueue RPC.
+	AdminServicePurgeQueueProcedure = "/tierq.v1.AdminService/PurgeQueue"
+	// AdminServiceConfigureQueueProcedure is the fully-qualified name of the AdminService's
+	// ConfigureQueue RPC.
+	AdminServiceConfigureQueueProcedure = "/tierq.v1.AdminService/ConfigureQueue"
+	// AdminServicePauseQueueProcedure is the fully-qualified name of the AdminService's PauseQueue RPC.
+	AdminServicePauseQueueProcedure = "/tierq.v1.AdminService/PauseQueue"
+	// AdminServiceResumeQueueProcedure is the fully-qualified name of the AdminService's ResumeQueue
+	// RPC.
+	AdminServiceResumeQueueProcedure = "/tierq.v1.AdminService/ResumeQueue"
+	// AdminServiceConfigureGroupProcedure is the fully-qualified name of the AdminService's
+	// ConfigureGroup RPC.
+	AdminServiceConfigureGroupProcedure = "/tierq.v1.AdminService/ConfigureGroup"
+	// AdminServicePauseGroupProcedure is the fully-qualified name of the AdminService's PauseGroup RPC.
+	AdminServicePauseGroupProcedure = "/tierq.v1.AdminService/PauseGroup"
+	// AdminServiceResumeGroupProcedure is the fully-qualified name of the AdminService's ResumeGroup
+	// RPC.
+	AdminServiceResumeGroupProcedure = "/tierq.v1.AdminService/ResumeGroup"
+	// AdminServiceListConsumersProcedure is the fully-qualified name of the AdminService's
+	// ListConsumers RPC.
+	AdminServiceListConsumersProcedure = "/tierq.v1.AdminService/ListConsumers"
+	// AdminServiceExplainGroupProcedure is the fully-qualified name of the AdminService's ExplainGroup
+	// RPC.
+	AdminServiceExplainGroupProcedure = "/tierq.v1.AdminService/ExplainGroup"
+	// AdminServiceListDelayedProcedure is the fully-qualified name of the AdminService's ListDelayed
+	// RPC.
+	AdminServiceListDelayedProcedure = "/tierq.v1.AdminService/ListDelayed"
+	// AdminServiceCancelDelayedProcedure is the fully-qualified name of the AdminService's
+	// CancelDelayed RPC.
+	AdminServiceCancelDelayedProcedure = "/tierq.v1.AdminService/CancelDelayed"
+	// AdminServiceRescheduleDelayedProcedure is the fully-qualified name of the AdminService's
+	// RescheduleDelayed RPC.
+	AdminServiceRescheduleDelayedProcedure = "/tierq.v1.AdminService/RescheduleDelayed"
+	// AdminServiceBrowseProcedure is the fully-qualified name of the AdminService's Browse RPC.
+	AdminServiceBrowseProcedure = "/tierq.v1.AdminService/Browse"
+	// AdminServiceLookupPublishProcedure is the fully-qualified name of the AdminService's
+	// LookupPublish RPC.
+	AdminServiceLookupPublishProcedure = "/tierq.v1.AdminService/LookupPublish"
 )
 
 // QueueServiceClient is a client for the tierq.v1.QueueService service.
@@ -933,4 +973,434 @@ func (UnimplementedStatusServiceHandler) ShardDigest(context.Context, *connect.R
 
 func (UnimplementedStatusServiceHandler) BenchPropose(context.Context, *connect.Request[v1.BenchProposeRequest]) (*connect.Response[v1.BenchProposeResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.StatusService.BenchPropose is not implemented"))
+}
+
+// AdminServiceClient is a client for the tierq.v1.AdminService service.
+type AdminServiceClient interface {
+	// PurgeQueue finishes every message up to an address for every group, leased, delayed and dead ones too.
+	PurgeQueue(context.Context, *connect.Request[v1.PurgeQueueRequest]) (*connect.Response[v1.PurgeQueueResponse], error)
+	// ConfigureQueue replaces a queue's options; what has partitions or order keeps both.
+	ConfigureQueue(context.Context, *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error)
+	// PauseQueue stops deliveries of every group. Publishing, acks and leases go on.
+	PauseQueue(context.Context, *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error)
+	ResumeQueue(context.Context, *connect.Request[v1.ResumeQueueRequest]) (*connect.Response[v1.ResumeQueueResponse], error)
+	// ConfigureGroup replaces a group's policy.
+	ConfigureGroup(context.Context, *connect.Request[v1.ConfigureGroupRequest]) (*connect.Response[v1.ConfigureGroupResponse], error)
+	PauseGroup(context.Context, *connect.Request[v1.PauseGroupRequest]) (*connect.Response[v1.PauseGroupResponse], error)
+	ResumeGroup(context.Context, *connect.Request[v1.ResumeGroupRequest]) (*connect.Response[v1.ResumeGroupResponse], error)
+	// ListConsumers tells who holds what. The group's home answers.
+	ListConsumers(context.Context, *connect.Request[v1.ListConsumersRequest]) (*connect.Response[v1.ListConsumersResponse], error)
+	// ExplainGroup tells why a message, or the head of a key, or the whole group, is not delivered. The home answers.
+	ExplainGroup(context.Context, *connect.Request[v1.ExplainGroupRequest]) (*connect.Response[v1.ExplainGroupResponse], error)
+	// ListDelayed lists delayed messages in the order in which they become due.
+	ListDelayed(context.Context, *connect.Request[v1.ListDelayedRequest]) (*connect.Response[v1.ListDelayedResponse], error)
+	// CancelDelayed removes a delayed message that has not become due.
+	CancelDelayed(context.Context, *connect.Request[v1.CancelDelayedRequest]) (*connect.Response[v1.ChangeDelayedResponse], error)
+	// RescheduleDelayed makes a delayed message due at another time.
+	RescheduleDelayed(context.Context, *connect.Request[v1.RescheduleDelayedRequest]) (*connect.Response[v1.ChangeDelayedResponse], error)
+	// Browse reads messages in address order and changes nothing.
+	Browse(context.Context, *connect.Request[v1.BrowseRequest]) (*connect.Response[v1.BrowseResponse], error)
+	// LookupPublish tells at which address a producer's seq was stored.
+	LookupPublish(context.Context, *connect.Request[v1.LookupPublishRequest]) (*connect.Response[v1.LookupPublishResponse], error)
+}
+
+// NewAdminServiceClient constructs a client for the tierq.v1.AdminService service. By default, it
+// uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses, and sends
+// uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the connect.WithGRPC() or
+// connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewAdminServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) AdminServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	adminServiceMethods := v1.File_tierq_v1_tierq_proto.Services().ByName("AdminService").Methods()
+	return &adminServiceClient{
+		purgeQueue: connect.NewClient[v1.PurgeQueueRequest, v1.PurgeQueueResponse](
+			httpClient,
+			baseURL+AdminServicePurgeQueueProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("PurgeQueue")),
+			connect.WithClientOptions(opts...),
+		),
+		configureQueue: connect.NewClient[v1.ConfigureQueueRequest, v1.ConfigureQueueResponse](
+			httpClient,
+			baseURL+AdminServiceConfigureQueueProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("ConfigureQueue")),
+			connect.WithClientOptions(opts...),
+		),
+		pauseQueue: connect.NewClient[v1.PauseQueueRequest, v1.PauseQueueResponse](
+			httpClient,
+			baseURL+AdminServicePauseQueueProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("PauseQueue")),
+			connect.WithClientOptions(opts...),
+		),
+		resumeQueue: connect.NewClient[v1.ResumeQueueRequest, v1.ResumeQueueResponse](
+			httpClient,
+			baseURL+AdminServiceResumeQueueProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("ResumeQueue")),
+			connect.WithClientOptions(opts...),
+		),
+		configureGroup: connect.NewClient[v1.ConfigureGroupRequest, v1.ConfigureGroupResponse](
+			httpClient,
+			baseURL+AdminServiceConfigureGroupProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("ConfigureGroup")),
+			connect.WithClientOptions(opts...),
+		),
+		pauseGroup: connect.NewClient[v1.PauseGroupRequest, v1.PauseGroupResponse](
+			httpClient,
+			baseURL+AdminServicePauseGroupProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("PauseGroup")),
+			connect.WithClientOptions(opts...),
+		),
+		resumeGroup: connect.NewClient[v1.ResumeGroupRequest, v1.ResumeGroupResponse](
+			httpClient,
+			baseURL+AdminServiceResumeGroupProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("ResumeGroup")),
+			connect.WithClientOptions(opts...),
+		),
+		listConsumers: connect.NewClient[v1.ListConsumersRequest, v1.ListConsumersResponse](
+			httpClient,
+			baseURL+AdminServiceListConsumersProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("ListConsumers")),
+			connect.WithClientOptions(opts...),
+		),
+		explainGroup: connect.NewClient[v1.ExplainGroupRequest, v1.ExplainGroupResponse](
+			httpClient,
+			baseURL+AdminServiceExplainGroupProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("ExplainGroup")),
+			connect.WithClientOptions(opts...),
+		),
+		listDelayed: connect.NewClient[v1.ListDelayedRequest, v1.ListDelayedResponse](
+			httpClient,
+			baseURL+AdminServiceListDelayedProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("ListDelayed")),
+			connect.WithClientOptions(opts...),
+		),
+		cancelDelayed: connect.NewClient[v1.CancelDelayedRequest, v1.ChangeDelayedResponse](
+			httpClient,
+			baseURL+AdminServiceCancelDelayedProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("CancelDelayed")),
+			connect.WithClientOptions(opts...),
+		),
+		rescheduleDelayed: connect.NewClient[v1.RescheduleDelayedRequest, v1.ChangeDelayedResponse](
+			httpClient,
+			baseURL+AdminServiceRescheduleDelayedProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("RescheduleDelayed")),
+			connect.WithClientOptions(opts...),
+		),
+		browse: connect.NewClient[v1.BrowseRequest, v1.BrowseResponse](
+			httpClient,
+			baseURL+AdminServiceBrowseProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("Browse")),
+			connect.WithClientOptions(opts...),
+		),
+		lookupPublish: connect.NewClient[v1.LookupPublishRequest, v1.LookupPublishResponse](
+			httpClient,
+			baseURL+AdminServiceLookupPublishProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("LookupPublish")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// adminServiceClient implements AdminServiceClient.
+type adminServiceClient struct {
+	purgeQueue        *connect.Client[v1.PurgeQueueRequest, v1.PurgeQueueResponse]
+	configureQueue    *connect.Client[v1.ConfigureQueueRequest, v1.ConfigureQueueResponse]
+	pauseQueue        *connect.Client[v1.PauseQueueRequest, v1.PauseQueueResponse]
+	resumeQueue       *connect.Client[v1.ResumeQueueRequest, v1.ResumeQueueResponse]
+	configureGroup    *connect.Client[v1.ConfigureGroupRequest, v1.ConfigureGroupResponse]
+	pauseGroup        *connect.Client[v1.PauseGroupRequest, v1.PauseGroupResponse]
+	resumeGroup       *connect.Client[v1.ResumeGroupRequest, v1.ResumeGroupResponse]
+	listConsumers     *connect.Client[v1.ListConsumersRequest, v1.ListConsumersResponse]
+	explainGroup      *connect.Client[v1.ExplainGroupRequest, v1.ExplainGroupResponse]
+	listDelayed       *connect.Client[v1.ListDelayedRequest, v1.ListDelayedResponse]
+	cancelDelayed     *connect.Client[v1.CancelDelayedRequest, v1.ChangeDelayedResponse]
+	rescheduleDelayed *connect.Client[v1.RescheduleDelayedRequest, v1.ChangeDelayedResponse]
+	browse            *connect.Client[v1.BrowseRequest, v1.BrowseResponse]
+	lookupPublish     *connect.Client[v1.LookupPublishRequest, v1.LookupPublishResponse]
+}
+
+// PurgeQueue calls tierq.v1.AdminService.PurgeQueue.
+func (c *adminServiceClient) PurgeQueue(ctx context.Context, req *connect.Request[v1.PurgeQueueRequest]) (*connect.Response[v1.PurgeQueueResponse], error) {
+	return c.purgeQueue.CallUnary(ctx, req)
+}
+
+// ConfigureQueue calls tierq.v1.AdminService.ConfigureQueue.
+func (c *adminServiceClient) ConfigureQueue(ctx context.Context, req *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error) {
+	return c.configureQueue.CallUnary(ctx, req)
+}
+
+// PauseQueue calls tierq.v1.AdminService.PauseQueue.
+func (c *adminServiceClient) PauseQueue(ctx context.Context, req *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error) {
+	return c.pauseQueue.CallUnary(ctx, req)
+}
+
+// ResumeQueue calls tierq.v1.AdminService.ResumeQueue.
+func (c *adminServiceClient) ResumeQueue(ctx context.Context, req *connect.Request[v1.ResumeQueueRequest]) (*connect.Response[v1.ResumeQueueResponse], error) {
+	return c.resumeQueue.CallUnary(ctx, req)
+}
+
+// ConfigureGroup calls tierq.v1.AdminService.ConfigureGroup.
+func (c *adminServiceClient) ConfigureGroup(ctx context.Context, req *connect.Request[v1.ConfigureGroupRequest]) (*connect.Response[v1.ConfigureGroupResponse], error) {
+	return c.configureGroup.CallUnary(ctx, req)
+}
+
+// PauseGroup calls tierq.v1.AdminService.PauseGroup.
+func (c *adminServiceClient) PauseGroup(ctx context.Context, req *connect.Request[v1.PauseGroupRequest]) (*connect.Response[v1.PauseGroupResponse], error) {
+	return c.pauseGroup.CallUnary(ctx, req)
+}
+
+// ResumeGroup calls tierq.v1.AdminService.ResumeGroup.
+func (c *adminServiceClient) ResumeGroup(ctx context.Context, req *connect.Request[v1.ResumeGroupRequest]) (*connect.Response[v1.ResumeGroupResponse], error) {
+	return c.resumeGroup.CallUnary(ctx, req)
+}
+
+// ListConsumers calls tierq.v1.AdminService.ListConsumers.
+func (c *adminServiceClient) ListConsumers(ctx context.Context, req *connect.Request[v1.ListConsumersRequest]) (*connect.Response[v1.ListConsumersResponse], error) {
+	return c.listConsumers.CallUnary(ctx, req)
+}
+
+// ExplainGroup calls tierq.v1.AdminService.ExplainGroup.
+func (c *adminServiceClient) ExplainGroup(ctx context.Context, req *connect.Request[v1.ExplainGroupRequest]) (*connect.Response[v1.ExplainGroupResponse], error) {
+	return c.explainGroup.CallUnary(ctx, req)
+}
+
+// ListDelayed calls tierq.v1.AdminService.ListDelayed.
+func (c *adminServiceClient) ListDelayed(ctx context.Context, req *connect.Request[v1.ListDelayedRequest]) (*connect.Response[v1.ListDelayedResponse], error) {
+	return c.listDelayed.CallUnary(ctx, req)
+}
+
+// CancelDelayed calls tierq.v1.AdminService.CancelDelayed.
+func (c *adminServiceClient) CancelDelayed(ctx context.Context, req *connect.Request[v1.CancelDelayedRequest]) (*connect.Response[v1.ChangeDelayedResponse], error) {
+	return c.cancelDelayed.CallUnary(ctx, req)
+}
+
+// RescheduleDelayed calls tierq.v1.AdminService.RescheduleDelayed.
+func (c *adminServiceClient) RescheduleDelayed(ctx context.Context, req *connect.Request[v1.RescheduleDelayedRequest]) (*connect.Response[v1.ChangeDelayedResponse], error) {
+	return c.rescheduleDelayed.CallUnary(ctx, req)
+}
+
+// Browse calls tierq.v1.AdminService.Browse.
+func (c *adminServiceClient) Browse(ctx context.Context, req *connect.Request[v1.BrowseRequest]) (*connect.Response[v1.BrowseResponse], error) {
+	return c.browse.CallUnary(ctx, req)
+}
+
+// LookupPublish calls tierq.v1.AdminService.LookupPublish.
+func (c *adminServiceClient) LookupPublish(ctx context.Context, req *connect.Request[v1.LookupPublishRequest]) (*connect.Response[v1.LookupPublishResponse], error) {
+	return c.lookupPublish.CallUnary(ctx, req)
+}
+
+// AdminServiceHandler is an implementation of the tierq.v1.AdminService service.
+type AdminServiceHandler interface {
+	// PurgeQueue finishes every message up to an address for every group, leased, delayed and dead ones too.
+	PurgeQueue(context.Context, *connect.Request[v1.PurgeQueueRequest]) (*connect.Response[v1.PurgeQueueResponse], error)
+	// ConfigureQueue replaces a queue's options; what has partitions or order keeps both.
+	ConfigureQueue(context.Context, *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error)
+	// PauseQueue stops deliveries of every group. Publishing, acks and leases go on.
+	PauseQueue(context.Context, *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error)
+	ResumeQueue(context.Context, *connect.Request[v1.ResumeQueueRequest]) (*connect.Response[v1.ResumeQueueResponse], error)
+	// ConfigureGroup replaces a group's policy.
+	ConfigureGroup(context.Context, *connect.Request[v1.ConfigureGroupRequest]) (*connect.Response[v1.ConfigureGroupResponse], error)
+	PauseGroup(context.Context, *connect.Request[v1.PauseGroupRequest]) (*connect.Response[v1.PauseGroupResponse], error)
+	ResumeGroup(context.Context, *connect.Request[v1.ResumeGroupRequest]) (*connect.Response[v1.ResumeGroupResponse], error)
+	// ListConsumers tells who holds what. The group's home answers.
+	ListConsumers(context.Context, *connect.Request[v1.ListConsumersRequest]) (*connect.Response[v1.ListConsumersResponse], error)
+	// ExplainGroup tells why a message, or the head of a key, or the whole group, is not delivered. The home answers.
+	ExplainGroup(context.Context, *connect.Request[v1.ExplainGroupRequest]) (*connect.Response[v1.ExplainGroupResponse], error)
+	// ListDelayed lists delayed messages in the order in which they become due.
+	ListDelayed(context.Context, *connect.Request[v1.ListDelayedRequest]) (*connect.Response[v1.ListDelayedResponse], error)
+	// CancelDelayed removes a delayed message that has not become due.
+	CancelDelayed(context.Context, *connect.Request[v1.CancelDelayedRequest]) (*connect.Response[v1.ChangeDelayedResponse], error)
+	// RescheduleDelayed makes a delayed message due at another time.
+	RescheduleDelayed(context.Context, *connect.Request[v1.RescheduleDelayedRequest]) (*connect.Response[v1.ChangeDelayedResponse], error)
+	// Browse reads messages in address order and changes nothing.
+	Browse(context.Context, *connect.Request[v1.BrowseRequest]) (*connect.Response[v1.BrowseResponse], error)
+	// LookupPublish tells at which address a producer's seq was stored.
+	LookupPublish(context.Context, *connect.Request[v1.LookupPublishRequest]) (*connect.Response[v1.LookupPublishResponse], error)
+}
+
+// NewAdminServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	adminServiceMethods := v1.File_tierq_v1_tierq_proto.Services().ByName("AdminService").Methods()
+	adminServicePurgeQueueHandler := connect.NewUnaryHandler(
+		AdminServicePurgeQueueProcedure,
+		svc.PurgeQueue,
+		connect.WithSchema(adminServiceMethods.ByName("PurgeQueue")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceConfigureQueueHandler := connect.NewUnaryHandler(
+		AdminServiceConfigureQueueProcedure,
+		svc.ConfigureQueue,
+		connect.WithSchema(adminServiceMethods.ByName("ConfigureQueue")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServicePauseQueueHandler := connect.NewUnaryHandler(
+		AdminServicePauseQueueProcedure,
+		svc.PauseQueue,
+		connect.WithSchema(adminServiceMethods.ByName("PauseQueue")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceResumeQueueHandler := connect.NewUnaryHandler(
+		AdminServiceResumeQueueProcedure,
+		svc.ResumeQueue,
+		connect.WithSchema(adminServiceMethods.ByName("ResumeQueue")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceConfigureGroupHandler := connect.NewUnaryHandler(
+		AdminServiceConfigureGroupProcedure,
+		svc.ConfigureGroup,
+		connect.WithSchema(adminServiceMethods.ByName("ConfigureGroup")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServicePauseGroupHandler := connect.NewUnaryHandler(
+		AdminServicePauseGroupProcedure,
+		svc.PauseGroup,
+		connect.WithSchema(adminServiceMethods.ByName("PauseGroup")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceResumeGroupHandler := connect.NewUnaryHandler(
+		AdminServiceResumeGroupProcedure,
+		svc.ResumeGroup,
+		connect.WithSchema(adminServiceMethods.ByName("ResumeGroup")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceListConsumersHandler := connect.NewUnaryHandler(
+		AdminServiceListConsumersProcedure,
+		svc.ListConsumers,
+		connect.WithSchema(adminServiceMethods.ByName("ListConsumers")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceExplainGroupHandler := connect.NewUnaryHandler(
+		AdminServiceExplainGroupProcedure,
+		svc.ExplainGroup,
+		connect.WithSchema(adminServiceMethods.ByName("ExplainGroup")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceListDelayedHandler := connect.NewUnaryHandler(
+		AdminServiceListDelayedProcedure,
+		svc.ListDelayed,
+		connect.WithSchema(adminServiceMethods.ByName("ListDelayed")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceCancelDelayedHandler := connect.NewUnaryHandler(
+		AdminServiceCancelDelayedProcedure,
+		svc.CancelDelayed,
+		connect.WithSchema(adminServiceMethods.ByName("CancelDelayed")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceRescheduleDelayedHandler := connect.NewUnaryHandler(
+		AdminServiceRescheduleDelayedProcedure,
+		svc.RescheduleDelayed,
+		connect.WithSchema(adminServiceMethods.ByName("RescheduleDelayed")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceBrowseHandler := connect.NewUnaryHandler(
+		AdminServiceBrowseProcedure,
+		svc.Browse,
+		connect.WithSchema(adminServiceMethods.ByName("Browse")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceLookupPublishHandler := connect.NewUnaryHandler(
+		AdminServiceLookupPublishProcedure,
+		svc.LookupPublish,
+		connect.WithSchema(adminServiceMethods.ByName("LookupPublish")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/tierq.v1.AdminService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case AdminServicePurgeQueueProcedure:
+			adminServicePurgeQueueHandler.ServeHTTP(w, r)
+		case AdminServiceConfigureQueueProcedure:
+			adminServiceConfigureQueueHandler.ServeHTTP(w, r)
+		case AdminServicePauseQueueProcedure:
+			adminServicePauseQueueHandler.ServeHTTP(w, r)
+		case AdminServiceResumeQueueProcedure:
+			adminServiceResumeQueueHandler.ServeHTTP(w, r)
+		case AdminServiceConfigureGroupProcedure:
+			adminServiceConfigureGroupHandler.ServeHTTP(w, r)
+		case AdminServicePauseGroupProcedure:
+			adminServicePauseGroupHandler.ServeHTTP(w, r)
+		case AdminServiceResumeGroupProcedure:
+			adminServiceResumeGroupHandler.ServeHTTP(w, r)
+		case AdminServiceListConsumersProcedure:
+			adminServiceListConsumersHandler.ServeHTTP(w, r)
+		case AdminServiceExplainGroupProcedure:
+			adminServiceExplainGroupHandler.ServeHTTP(w, r)
+		case AdminServiceListDelayedProcedure:
+			adminServiceListDelayedHandler.ServeHTTP(w, r)
+		case AdminServiceCancelDelayedProcedure:
+			adminServiceCancelDelayedHandler.ServeHTTP(w, r)
+		case AdminServiceRescheduleDelayedProcedure:
+			adminServiceRescheduleDelayedHandler.ServeHTTP(w, r)
+		case AdminServiceBrowseProcedure:
+			adminServiceBrowseHandler.ServeHTTP(w, r)
+		case AdminServiceLookupPublishProcedure:
+			adminServiceLookupPublishHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedAdminServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedAdminServiceHandler struct{}
+
+func (UnimplementedAdminServiceHandler) PurgeQueue(context.Context, *connect.Request[v1.PurgeQueueRequest]) (*connect.Response[v1.PurgeQueueResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.PurgeQueue is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) ConfigureQueue(context.Context, *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.ConfigureQueue is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) PauseQueue(context.Context, *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.PauseQueue is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) ResumeQueue(context.Context, *connect.Request[v1.ResumeQueueRequest]) (*connect.Response[v1.ResumeQueueResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.ResumeQueue is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) ConfigureGroup(context.Context, *connect.Request[v1.ConfigureGroupRequest]) (*connect.Response[v1.ConfigureGroupResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.ConfigureGroup is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) PauseGroup(context.Context, *connect.Request[v1.PauseGroupRequest]) (*connect.Response[v1.PauseGroupResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.PauseGroup is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) ResumeGroup(context.Context, *connect.Request[v1.ResumeGroupRequest]) (*connect.Response[v1.ResumeGroupResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.ResumeGroup is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) ListConsumers(context.Context, *connect.Request[v1.ListConsumersRequest]) (*connect.Response[v1.ListConsumersResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.ListConsumers is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) ExplainGroup(context.Context, *connect.Request[v1.ExplainGroupRequest]) (*connect.Response[v1.ExplainGroupResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.ExplainGroup is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) ListDelayed(context.Context, *connect.Request[v1.ListDelayedRequest]) (*connect.Response[v1.ListDelayedResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.ListDelayed is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) CancelDelayed(context.Context, *connect.Request[v1.CancelDelayedRequest]) (*connect.Response[v1.ChangeDelayedResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.CancelDelayed is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) RescheduleDelayed(context.Context, *connect.Request[v1.RescheduleDelayedRequest]) (*connect.Response[v1.ChangeDelayedResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.RescheduleDelayed is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) Browse(context.Context, *connect.Request[v1.BrowseRequest]) (*connect.Response[v1.BrowseResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.Browse is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) LookupPublish(context.Context, *connect.Request[v1.LookupPublishRequest]) (*connect.Response[v1.LookupPublishResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.LookupPublish is not implemented"))
 }
