@@ -2,6 +2,7 @@ package home
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -287,7 +288,7 @@ func (k *Keeper) propose(ctx context.Context, cmd queue.Command) (queue.Result, 
 	ctx, cancel := context.WithTimeout(ctx, k.o.ProposeTimeout)
 	defer cancel()
 	res, err := k.o.Propose(ctx, cmd)
-	if err == nil && res.Code == 0 {
+	if err == nil && (res.Code == 0 || res.Code == code.Unknown) {
 		err = code.Maybe(code.QuorumLost, nil, "")
 	}
 	return res, err
@@ -345,7 +346,7 @@ func (k *Keeper) Close(ctx context.Context) error {
 
 // effectOf is what a failed attempt did, as far as can be told: anything that is not a *code.Error is unknown.
 func effectOf(err error) code.Effect {
-	if e, ok := err.(*code.Error); ok && e.Effect == code.EffectNone {
+	if e := new(code.Error); errors.As(err, &e) && e.Effect == code.EffectNone {
 		return code.EffectNone
 	}
 	return code.EffectMaybe
@@ -353,7 +354,7 @@ func effectOf(err error) code.Effect {
 
 // codeOf is an error's registry code, or another one.
 func codeOf(err error, or code.Code) code.Code {
-	if e, ok := err.(*code.Error); ok && e.Code != 0 {
+	if e := new(code.Error); errors.As(err, &e) && e.Code != 0 {
 		return e.Code
 	}
 	return or

@@ -134,25 +134,11 @@ func newLedger(r queue.Reader, m *marks, g queue.GroupInfo, o queue.QueueOptions
 	}
 }
 
-// policy is a group's configuration with the defaults that a zero value stands for.
+// policy is a group's configuration with the defaults that a zero value stands for; no jitter stays none.
 func policy(c queue.GroupConfig) queue.GroupConfig {
-	set := func(v *uint64, d uint64) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	set(&c.LeaseMs, 30_000)
-	set(&c.BackoffBaseMs, 1_000)
-	set(&c.BackoffCapMs, 30_000)
-	if c.BackoffFactorPermille == 0 {
-		c.BackoffFactorPermille = 2_000
-	}
-	if c.MaxAttempts == 0 {
-		c.MaxAttempts = 5
-	}
-	if c.MaxInFlight == 0 {
-		c.MaxInFlight = 20_000
-	}
+	jitter := c.JitterPermille
+	c.EnsureDefaults()
+	c.JitterPermille = jitter
 	return c
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/queuetest"
 	"pgregory.net/rapid"
 )
 
@@ -17,7 +18,7 @@ import (
 // idea of who holds what.
 type ledgerWorld struct {
 	t     *rapid.T
-	state *fakeState
+	state worldState
 	marks marks
 	led   *Ledger
 	now   time.Duration
@@ -33,6 +34,12 @@ type ledgerWorld struct {
 	redrove map[string]bool // keys that have had a redriven message: their order is free
 }
 
+// worldState is a shard's state that applies commands.
+type worldState interface {
+	queue.Reader
+	apply(queue.Index, queue.Command) (queue.Result, queue.Applied)
+}
+
 // pending is one item that waits for its answer.
 type pending struct {
 	c        *call
@@ -43,18 +50,21 @@ type pending struct {
 
 const worldGroup = queue.GroupID(1)
 
-func newLedgerWorld(t *rapid.T) *ledgerWorld {
+func newLedgerWorld(t *rapid.T, open func(queue.QueueOptions) worldState) *ledgerWorld {
 	w := &ledgerWorld{t: t, holder: map[queue.Address]*Delivery{}, acked: map[queue.Address]bool{}, redrove: map[string]bool{}}
 	o := queue.QueueOptions{}
 	if rapid.Bool().Draw(t, "keyed") {
 		o.Ordering = queue.OrderKey
 	}
-	w.state = newFakeState(o)
+	w.state = open(o)
+	w.index = w.state.Meta().Applied
+	inFlight := rapid.IntRange(1, 8).Draw(t, "in flight")
 	w.cfg = queue.GroupConfig{
-		LeaseMs: 2000, MaxAttempts: 5, MaxInFlight: uint32(rapid.IntRange(1, 8).Draw(t, "in flight")),
-		MaxInFlightPerConsumer: uint32(rapid.IntRange(0, 3).Draw(t, "per consumer")),
+		LeaseMs: 2000, MaxInFlight: uint32(inFlight), MaxInFlightPerConsumer: uint32(rapid.IntRange(0, min(inFlight, 3)).Draw(t, "per consumer")),
 	}
-	w.commit(&queue.Group{Stamp: w.stamp(), Op: queue.GroupCreate, Name: "g", FirstHome: 1, Config: w.cfg})
+	w.cfg.EnsureDefaults()
+	w.cfg.JitterPermille = 0
+	w.commit(&queue.Group{Stamp: w.stamp(), Op: queue.GroupCreate, OperationID: 1, Name: "g", FirstHome: 1, Config: w.cfg})
 	w.build()
 	return w
 }
@@ -278,7 +288,7 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 				w.led.leave(p.c, w.now, ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe}, plain(code.DeadlineExceeded))
 			}
 		}),
-		"late copy": step(func() { w.state.apply(w.index, rapid.SampledFrom(w.history).Filter(harmless).Draw(w.t, "command")) }),
+		"late copy": step(w.lateCopy),
 		"purge":     step(func() { w.commit(&queue.Retention{Stamp: w.stamp(), PurgeTo: w.state.Meta().Last / 2}) }),
 		"park":      step(w.park),
 		"redrive":   step(w.redrive),
@@ -302,6 +312,15 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 	return acts
 }
 
+// lateCopy applies a command again that was applied before.
+func (w *ledgerWorld) lateCopy() {
+	old := slices.DeleteFunc(slices.Clone(w.history), func(c queue.Command) bool { return !harmless(c) })
+	if len(old) > 0 {
+		w.index++
+		w.state.apply(w.index, rapid.SampledFrom(old).Draw(w.t, "command"))
+	}
+}
+
 // harmless: publishes are made once by their producer's seq, which the naive state does not know.
 func harmless(c queue.Command) bool {
 	switch c.(type) {
@@ -317,6 +336,9 @@ func (w *ledgerWorld) park() {
 	var list []queue.Address
 	for _, d := range all {
 		list = append(list, d.Address)
+	}
+	if len(list) == 0 {
+		return
 	}
 	w.commit(&queue.Retention{Stamp: w.stamp(), Park: list})
 }
@@ -373,8 +395,40 @@ func (w *ledgerWorld) drain() {
 }
 
 func TestLedgerAgainstNaiveModel(t *testing.T) {
+	walkLedger(t, func(o queue.QueueOptions) worldState { return newFakeState(o) })
+}
+
+// machineState is the real state machine, on a store in memory.
+type machineState struct {
+	*queuetest.Machine
+	t testing.TB
+}
+
+func (m machineState) apply(i queue.Index, c queue.Command) (queue.Result, queue.Applied) {
+	raw, err := queue.EncodeCommand(nil, c)
+	require.NoError(m.t, err)
+	res, err := m.Apply(i, raw)
+	require.NoError(m.t, err)
+	require.NotEqual(m.t, code.InvalidArgument, res.Code, "%T", c)
+	return res, m.LastApplied()
+}
+
+func TestLedgerOnTheStateMachine(t *testing.T) {
+	st := queuetest.OpenStore(t)
+	shard := uint64(0)
+	walkLedger(t, func(o queue.QueueOptions) worldState {
+		shard++
+		m := machineState{queuetest.Open(t, st, shard), t}
+		o.EnsureDefaults()
+		res, _ := m.apply(1, &queue.Retention{Stamp: stampZero, Options: &o})
+		require.Equal(t, code.OK, res.Code)
+		return m
+	})
+}
+
+func walkLedger(t *testing.T, open func(queue.QueueOptions) worldState) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newLedgerWorld(t)
+		w := newLedgerWorld(t, open)
 		for range 3 {
 			t.Repeat(w.actions())
 		}
