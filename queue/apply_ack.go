@@ -49,7 +49,6 @@ func (t *tx) fenced(id GroupID, epoch Epoch, r *Result) *group {
 type finisher struct {
 	t      *tx
 	g      *group
-	done   *rangeCursor
 	retry  keyCursor
 	lease  keyCursor
 	dead   keyCursor
@@ -57,7 +56,7 @@ type finisher struct {
 }
 
 func newFinisher(t *tx, g *group) *finisher {
-	return &finisher{t: t, g: g, done: t.cursor(g),
+	return &finisher{t: t, g: g,
 		retry:  groupCursorOf(t.r, kindRetry, g.id, g.c.Retrying > 0),
 		lease:  groupCursorOf(t.r, kindLease, g.id, g.c.Leased > 0),
 		dead:   groupCursorOf(t.r, kindDead, g.id, g.c.Dead > 0),
@@ -76,7 +75,7 @@ func (f *finisher) ack(a Address) AckState {
 	if !f.g.owns(a, f.t.meta.Last) {
 		return AckUnknown
 	}
-	if f.t.isFinished(f.g, f.done, a) {
+	if f.t.isFinished(f.g, a) {
 		return AckAlready
 	}
 	if f.dead.has(a) {

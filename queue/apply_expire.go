@@ -74,7 +74,7 @@ func (x *expirer) load(a Address) *entryState {
 	e := &entryState{}
 	x.seen[a] = e
 	f := x.finisher
-	if !x.g.owns(a, x.meta.Last) || x.isFinished(x.g, f.done, a) {
+	if !x.g.owns(a, x.meta.Last) || x.isFinished(x.g, a) {
 		e.finished = true
 		return e
 	}

@@ -183,8 +183,23 @@ func (t *tx) takeInPlace(to Address) (n uint64) {
 		t.meta.Counters.Bytes -= bytes
 		n += took
 	})
-	t.b.DeleteRange(appendMessageKey(nil, 0), appendMessageKey(nil, to+1))
+	t.deleteInPlace(t.meta.Line+1, to)
 	return n
+}
+
+// manyKeys is how many keys are worth a range delete, which costs later reads of every shard in the memtable.
+const manyKeys = 128
+
+// deleteInPlace removes the messages of first..last. Nothing in place lies below first, so range deletes of one line
+// after the other do not overlap.
+func (t *tx) deleteInPlace(first, last Address) {
+	if last-first >= manyKeys {
+		t.b.DeleteRange(appendMessageKey(nil, first), appendMessageKey(nil, last+1))
+		return
+	}
+	for a := first; a <= last; a++ {
+		t.b.Delete(appendMessageKey(t.key[:0], a))
+	}
 }
 
 // eachCount calls f for the count records of buckets first..last and stores what f makes of them.
@@ -315,7 +330,7 @@ func (t *tx) reclaimOne(a Address) {
 func (t *tx) expireFor(a Address) {
 	for _, id := range t.liveGroups() {
 		g := t.group(id)
-		if !g.owns(a, t.meta.Last) || t.isFinished(g, t.cursor(g), a) || t.isDead(id, a) || t.isLeased(id, a) {
+		if !g.owns(a, t.meta.Last) || t.isFinished(g, a) || t.isDead(id, a) || t.isLeased(id, a) {
 			continue
 		}
 		t.finishFor(t.edit(id), a)
@@ -429,7 +444,7 @@ func (t *tx) changeOne(c DelayedChange, rewritten *uint64) code.Code {
 func (t *tx) cancel(a Address, h *messageHead) {
 	for _, id := range t.liveGroups() {
 		g := t.group(id)
-		if !g.owns(a, t.meta.Last) || t.isFinished(g, t.cursor(g), a) {
+		if !g.owns(a, t.meta.Last) || t.isFinished(g, a) {
 			continue
 		}
 		g = t.edit(id)

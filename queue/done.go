@@ -271,7 +271,7 @@ func (t *tx) trimLane(s *rangeSet, l int, a Address, top laneRange) {
 			s.top[l] = straddling
 			s.dirty |= 1 << l
 		} else {
-			t.b.DeleteRange(appendDoneKey(nil, s.id, l, 0), appendDoneKey(nil, s.id, l, next))
+			t.deleteKeys(appendDoneKey(nil, s.id, l, 0), appendDoneKey(nil, s.id, l, next))
 			t.b.Set(appendDoneKey(t.key[:0], s.id, l, next), encodeDone(t.val[:0], straddling.last))
 			return
 		}
@@ -279,7 +279,7 @@ func (t *tx) trimLane(s *rangeSet, l int, a Address, top laneRange) {
 		s.top[l] = laneRange{}
 		s.dirty &^= 1 << l
 	}
-	t.b.DeleteRange(appendDoneKey(nil, s.id, l, 0), appendDoneKey(nil, s.id, l, next))
+	t.deleteKeys(appendDoneKey(nil, s.id, l, 0), appendDoneKey(nil, s.id, l, next))
 }
 
 // straddling finds the range with first <= a < last.

@@ -78,12 +78,20 @@ func (t *tx) dropKeys(kind byte, id GroupID, to Address, all uint64) (n uint64) 
 		t.b.DeleteRange(low, high)
 		return all
 	}
+	return t.deleteKeys(low, high)
+}
+
+// deleteKeys removes the keys of a range, which it walks, and returns how many there were.
+func (t *tx) deleteKeys(low, high []byte) (n uint64) {
 	it := openIter(t.r, low, high)
+	defer it.Close()
 	for ok := it.First(); ok; ok = it.Next() {
-		n++
+		if n++; n <= manyKeys {
+			t.b.Delete(it.Key())
+		}
 	}
-	check(it.Close())
-	if n > 0 {
+	check(it.Err())
+	if n > manyKeys {
 		t.b.DeleteRange(low, high)
 	}
 	return n

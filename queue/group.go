@@ -216,12 +216,15 @@ func (t *tx) freeFrom(g *group, a Address) Address {
 }
 
 // isFinished needs an owned address.
-func (t *tx) isFinished(g *group, c *rangeCursor, a Address) bool {
-	if a < g.next[laneOf(a)] {
+func (t *tx) isFinished(g *group, a Address) bool {
+	l := laneOf(a)
+	if a < g.next[l] {
 		return true
 	}
-	if _, ok := g.done.covering(c, a); ok {
-		return true
+	if a <= g.done.top[l].last {
+		if _, ok := g.done.covering(t.cursor(g), a); ok {
+			return true
+		}
 	}
 	_, ok := t.goneRange(a)
 	return ok
@@ -232,7 +235,10 @@ func (t *tx) goneRange(a Address) (laneRange, bool) {
 	if a > s.top[laneOf(a)].last {
 		return laneRange{}, false
 	}
-	return s.covering(&t.goneCursor, a)
+	if t.goneCursor == nil {
+		t.goneCursor = &rangeCursor{r: t.r, seen: s.writes}
+	}
+	return s.covering(t.goneCursor, a)
 }
 
 func (t *tx) goneSet() *rangeSet {
@@ -291,8 +297,7 @@ func (t *tx) finishedByAll(a Address) bool {
 		if g == nil || !g.owns(a, t.meta.Last) {
 			continue
 		}
-		c := t.cursor(g)
-		if !t.isFinished(g, c, a) {
+		if !t.isFinished(g, a) {
 			return false
 		}
 	}

@@ -65,6 +65,8 @@ type QueueStateMachine struct {
 	// last is the applied event of the last command.
 	last   Applied
 	broken error
+	// scratch is where values are encoded.
+	scratch []byte
 }
 
 // State is the state machine of a shard.
@@ -116,7 +118,7 @@ func Open(shard *store.Shard, opts Options) (s *QueueStateMachine, err error) {
 	if opts.ProducerCache == 0 {
 		opts.ProducerCache = 1024
 	}
-	s = &QueueStateMachine{shard: shard, opts: opts}
+	s = &QueueStateMachine{shard: shard, opts: opts, scratch: make([]byte, 0, 4096)}
 	if err := s.Reload(); err != nil {
 		return nil, err
 	}
@@ -276,7 +278,7 @@ type tx struct {
 	producers []*producer           // used by this command
 	dedups    map[dedupHash]Address // taken by this command
 
-	goneCursor rangeCursor
+	goneCursor *rangeCursor
 	cursors    []groupCursor
 	event      Applied
 
@@ -287,7 +289,7 @@ type tx struct {
 // newTx starts a command: it moves the clock.
 func (s *QueueStateMachine) newTx(index Index, c Command) *tx {
 	t := &tx{s: s, index: index, stamp: c.CommandStamp(), meta: s.meta, tail: s.tail}
-	t.val = make([]byte, 0, 512)
+	t.val = s.scratch[:0]
 	if e, ok := c.(*Enqueue); ok && !s.mayDrop(e) {
 		t.b = s.shard.NewBatch()
 		t.r = s.shard
@@ -295,7 +297,6 @@ func (s *QueueStateMachine) newTx(index Index, c Command) *tx {
 		t.b = s.shard.NewIndexedBatch()
 		t.r = t.b
 	}
-	t.goneCursor = rangeCursor{r: t.r, seen: s.gone.writes}
 	t.meta.Applied = index
 	t.meta.Clock, t.clamped = advance(s.meta.Clock, t.stamp)
 	t.event = Applied{Index: index}
@@ -317,7 +318,9 @@ func advance(clock, stamp Stamp) (now Stamp, clamped bool) {
 }
 
 func (t *tx) close() {
-	t.goneCursor.Close()
+	if t.goneCursor != nil {
+		t.goneCursor.Close()
+	}
 	for _, c := range t.cursors {
 		c.c.Close()
 	}
