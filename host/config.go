@@ -74,6 +74,12 @@ type Config struct {
 	ElectionTicks  uint64
 	HeartbeatTicks uint64
 
+	// SnapshotEntries is after how many entries a replica's log is cut; a quarter of them stay, for replicas that are behind
+	// by less.
+	//
+	// Defaults to 20,000.
+	SnapshotEntries uint64
+
 	// ProposeTimeout is the deadline of a proposal, read or catalog command whose context has none.
 	//
 	// Defaults to 5 s.
@@ -129,6 +135,7 @@ func (c *Config) EnsureDefaults() {
 	setDefault(&c.RTT, 50*time.Millisecond)
 	setDefault(&c.ElectionTicks, 20)
 	setDefault(&c.HeartbeatTicks, 2)
+	setDefault(&c.SnapshotEntries, 20_000)
 	setDefault(&c.ProposeTimeout, 5*time.Second)
 	setDefault(&c.ReconcileInterval, 5*time.Second)
 	setDefault(&c.ReportInterval, 300*time.Millisecond)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
@@ -23,6 +24,7 @@ type testFleet struct {
 	dir   string
 	specs []HostSpec
 	hosts map[uint64]*RaftHost
+	tune  func(*Config) // may be nil
 }
 
 // newTestFleet lists full hosts first and witness hosts behind them, and starts none.
@@ -57,12 +59,16 @@ func (f *testFleet) config(id uint64) Config {
 	if os.Getenv("TIERQ_TEST_LOG") != "" {
 		logger, _ = zap.NewDevelopment()
 	}
-	return Config{
+	c := Config{
 		HostID: id, Hosts: f.specs, DataDir: filepath.Join(f.dir, fmt.Sprintf("host-%d", id)), Logger: logger,
 		RTT: 10 * time.Millisecond, ElectionTicks: 20, HeartbeatTicks: 2,
 		ReconcileInterval: 200 * time.Millisecond, ReportInterval: 50 * time.Millisecond, Silence: 500 * time.Millisecond,
 		Installer: wholeStates{},
 	}
+	if f.tune != nil {
+		f.tune(&c)
+	}
+	return c
 }
 
 func (f *testFleet) start(ids ...uint64) {
@@ -132,6 +138,8 @@ func (f *testFleet) settled(shard uint64) {
 		})
 	}
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestFleetForms(t *testing.T) {
 	for _, layout := range []struct{ full, witnesses, members int }{{2, 1, 3}, {3, 0, 3}, {3, 2, 3}, {2, 0, 2}} {

@@ -33,12 +33,8 @@ const (
 	catalogFile = "catalog.copy" // the catalog as this host last saw it
 )
 
-// Settings of every replica. Each is the same on all hosts of a fleet: one that pre-votes panics one that does not.
-const (
-	snapshotEntries    = 20_000
-	compactionOverhead = 5_000
-	maxInMemLogBytes   = 64 << 20
-)
+// maxInMemLogBytes is how much of a replica's log may wait in memory; more proposals are refused with BACKPRESSURE.
+const maxInMemLogBytes = 64 << 20
 
 // RaftHost runs the replicas of one host: many shards on one NodeHost. Its methods may be called from any goroutine, and
 // fail with SHUTTING_DOWN after Close.
@@ -337,7 +333,7 @@ func (h *RaftHost) release() error {
 	if h.peers != nil {
 		errs = append(errs, h.peers.Close())
 	}
-	h.tasks.Wait()
+	h.endTasks()
 	if h.nodeHost != nil {
 		h.stopAll()
 		h.gate.close()
@@ -354,6 +350,29 @@ func (h *RaftHost) release() error {
 		errs = append(errs, h.lock.release())
 	}
 	return errors.Join(errs...)
+}
+
+// endTasks waits for the background work. A start that waits for a state which does not open ends when its replica is stopped.
+func (h *RaftHost) endTasks() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		h.tasks.Wait()
+	}()
+	ticker := time.NewTicker(50 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-ticker.C:
+		}
+		h.replicas.Range(func(shard, v any) bool {
+			// One that is not there, or not yet, is looked at again.
+			_ = h.nodeHost.StopReplica(shard.(uint64), uint64(v.(*running).id))
+			return true
+		})
+	}
 }
 
 // HostID returns this host's id.

@@ -16,6 +16,7 @@ import (
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/store"
 )
 
 func within(t *testing.T, d time.Duration) context.Context {
@@ -376,6 +377,80 @@ func TestPoisonedReplicaStopsAlone(t *testing.T) {
 	}
 	eventually(t, "the host is told", func() bool { return poisoned.Load() == 2*bad })
 	f.enqueue(f.leader(good), good)
+}
+
+// TestInstall: a replica that was away longer than its leader's log reaches back gets the whole state.
+func TestInstall(t *testing.T) {
+	f := newTestFleet(t, 2, 1)
+	var installs atomic.Int64
+	f.tune = func(c *Config) {
+		c.SnapshotEntries = 40
+		c.OnInstalled = func(uint64) { installs.Add(1) }
+	}
+	f.startAll()
+	shard := f.create(1, "q", 2, 1).Shards[0]
+	f.settled(shard)
+	away := 3 - f.leader(shard).HostID()
+	left := f.hosts[3-away]
+	f.stop(away)
+	for range 120 {
+		f.enqueue(left, shard)
+	}
+	f.start(away)
+	eventually(t, "the state is installed", func() bool {
+		r, ok := f.hosts[away].Reader(shard)
+		return ok && r.Meta().Last == 120 && installs.Load() > 0
+	})
+	f.enqueue(f.hosts[away], shard)
+	want, err := digest(left, shard)
+	require.NoError(t, err)
+	eventually(t, "both have the same state", func() bool {
+		got, err := digest(f.hosts[away], shard)
+		require.NoError(t, err)
+		return got == want
+	})
+}
+
+func digest(h *RaftHost, shard uint64) ([32]byte, error) {
+	r, _ := h.Reader(shard)
+	_, d, err := r.Digest()
+	return d, err
+}
+
+// TestDamagedState: a state that does not open stops its shard alone, is tried again, and does not hold up Close.
+func TestDamagedState(t *testing.T) {
+	f := newTestFleet(t, 2, 1)
+	f.startAll()
+	bad := f.create(1, "bad", 2, 1).Shards[0]
+	good := f.create(1, "good", 2, 1).Shards[0]
+	f.settled(bad)
+	f.settled(good)
+	for range 3 {
+		f.enqueue(f.leader(bad), bad)
+	}
+	f.stop(2)
+	s, err := store.Open(filepath.Join(f.config(2).DataDir, stateDir), store.Options{})
+	require.NoError(t, err)
+	h, err := s.Shard(bad)
+	require.NoError(t, err)
+	b := h.NewBatch()
+	it, err := h.NewIter(nil, nil)
+	require.NoError(t, err)
+	for ok := it.First(); ok; ok = it.Next() {
+		b.Set(it.Key(), []byte("damage"))
+	}
+	require.NoError(t, it.Close())
+	require.NoError(t, h.Commit(b))
+	require.NoError(t, s.Close())
+
+	f.start(2)
+	f.ready()
+	f.serves(good)
+	f.enqueue(f.hosts[2], good)
+	eventually(t, "the replica is stopped", func() bool { return f.hosts[2].resting(bad) != nil })
+	_, ok := f.hosts[2].Reader(bad)
+	require.False(t, ok)
+	f.stop(2)
 }
 
 func TestRefusals(t *testing.T) {

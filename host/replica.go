@@ -126,8 +126,8 @@ func (h *RaftHost) replicaConfig(shard uint64, replica queue.ReplicaID) config.C
 		PreVote:             true,
 		OrderedConfigChange: true,
 		WaitReady:           true,
-		SnapshotEntries:     snapshotEntries,
-		CompactionOverhead:  compactionOverhead,
+		SnapshotEntries:     h.cfg.SnapshotEntries,
+		CompactionOverhead:  h.cfg.SnapshotEntries / 4,
 		MaxInMemLogSize:     maxInMemLogBytes,
 	}
 }
