@@ -61,6 +61,10 @@ soak: ## long fault runs with fresh seeds; never in CI
 bench: ## the benchmarks; prints ratios within one run
 	$(GO) test -run '^$$' -bench . -benchmem ./queue ./queue/home ./wal ./node
 
+.PHONY: bench-peers
+bench-peers: ## TierQ beside a JetStream cluster, in one run
+	cd test/bench && $(GO) run . -rounds 3
+
 .PHONY: fuzz
 fuzz: ## every decoder for 20 s each
 	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
