@@ -377,6 +377,20 @@ func TestSettleOutcomes(t *testing.T) {
 	rs, err = c.Nack(ctx, "q", "g", 0, "no", ds[1].Receipt)
 	requireCode(t, err, code.QuorumLost, code.EffectMaybe)
 	require.Equal(t, code.EffectMaybe, rs[0].Err.Effect)
+
+	// The lost ack was applied, and the home that answers its repeat knows the receipt no more.
+	lost.Store(false)
+	f.SetHook(func(c clienttest.Call) clienttest.Fate {
+		if c.Procedure == "Ack" && lost.CompareAndSwap(false, true) {
+			return clienttest.Fate{Err: code.Maybe(code.QuorumLost, nil, "")}
+		}
+		return clienttest.Fate{}
+	})
+	f.SetHome(1)
+	_, err = c.Ack(ctx, "q", "g", ds[2].Receipt)
+	requireCode(t, err, code.QuorumLost, code.EffectMaybe)
+	_, err = c.Ack(ctx, "q", "g", ds[2].Receipt)
+	requireCode(t, err, code.StaleOwner, code.EffectNone)
 	_, err = c.Ack(ctx, "q", "g", "garbage")
 	requireCode(t, err, code.InvalidReceipt, code.EffectNone)
 	_, err = c.Ack(ctx, "q", "g")

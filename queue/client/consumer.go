@@ -104,7 +104,9 @@ func settle[Req any](ctx context.Context, c *Client, queue, group string, receip
 	if len(receipts) == 0 {
 		return nil, code.New(code.BatchEmpty, "no receipt given")
 	}
-	res, err := call(ctx, c, how{to: homeOf(queue, group), mutates: true, idempotent: idempotent}, f, req)
+	maybe := false // an earlier try may have been applied, so that a refusal is no proof that nothing was
+	h := how{to: homeOf(queue, group), mutates: true, idempotent: idempotent, failed: func(e *code.Error) { maybe = maybe || e.Effect == code.EffectMaybe }}
+	res, err := call(ctx, c, h, f, req)
 	if err != nil {
 		return settleAll(receipts, codeOf(err)), err
 	}
@@ -117,7 +119,7 @@ func settle[Req any](ctx context.Context, c *Client, queue, group string, receip
 	for i, r := range res.Results {
 		out[i] = Settled{Receipt: receipts[i], Address: r.Address, Already: r.Already}
 		if cd := code.Code(r.Code); cd != 0 && cd != code.OK {
-			out[i].Err = &code.Error{Code: cd, Effect: effectOf(r.Effect, cd), Text: r.Text}
+			out[i].Err = sticky(&code.Error{Code: cd, Effect: effectOf(r.Effect, cd), Text: r.Text}, maybe)
 			if first == nil {
 				first = out[i].Err
 			}
