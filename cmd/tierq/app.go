@@ -74,7 +74,7 @@ func (a *app) rootCommand() *cobra.Command {
 var commands = []func(*app) *cobra.Command{
 	devCommand, serveCommand, witnessCommand,
 	queueCommand, groupCommand, sendCommand, receiveCommand, deadCommand,
-	statusCommand, leaderCommand, shardCommand, doctorCommand, benchCommand, errorsCommand,
+	statusCommand, leaderCommand, shardCommand, doctorCommand, benchCommand, walCommand, errorsCommand,
 }
 
 func versionText() string {
@@ -144,14 +144,17 @@ func (a *app) complain(text string) {
 
 // errorLine says what happened and what to do. A text with a colon in it names its own remedy, as the registry's do.
 func errorLine(e *code.Error) string {
-	line := e.Code.String() + ": "
+	line, text := e.Code.String()+": ", e.Text
+	if rest, ok := strings.CutPrefix(text, e.Code.String()); ok { // a host that quotes the code too
+		_, text, _ = strings.Cut(rest, ": ")
+	}
 	switch fix := e.Code.Info().Text; {
-	case e.Text == "":
+	case text == "":
 		line += fix
-	case strings.Contains(e.Text, ": "):
-		line += e.Text
+	case strings.Contains(text, ": "):
+		line += text
 	default:
-		line += e.Text + ": " + fix
+		line += text + ": " + fix
 	}
 	if e.Effect == code.EffectMaybe && e.Code != code.QuorumLost {
 		line += " (it may have taken effect)"

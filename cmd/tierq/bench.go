@@ -24,6 +24,7 @@ type benchFlags struct {
 	inFlight  []int
 	replicas  uint32
 	witnesses uint32
+	unordered bool
 	progress  bool
 }
 
@@ -50,6 +51,7 @@ func benchCommand(a *app) *cobra.Command {
 	fs.IntSliceVar(&f.inFlight, "in-flight", f.inFlight, "messages in flight")
 	fs.Uint32Var(&f.replicas, "replicas", 0, "full replicas of the scratch queue (default: what the fleet can hold)")
 	fs.Uint32Var(&f.witnesses, "witnesses", 0, "its witnesses")
+	fs.BoolVar(&f.unordered, "unordered", false, "several requests at once; messages may be stored out of order")
 	fs.BoolVar(&f.progress, "progress", false, "draw progress also when stderr is no terminal")
 	return c
 }
@@ -182,7 +184,7 @@ func (b *bench) publish(ctx context.Context, size, inFlight int) (benchRun, erro
 	if err != nil {
 		return benchRun{}, err
 	}
-	o.MaxBufferedMessages, o.PublishTimeout = inFlight, b.a.tryFor(10*time.Second)
+	o.Unordered, o.MaxBufferedMessages, o.PublishTimeout = b.f.unordered, inFlight, b.a.tryFor(10*time.Second)
 	body := make([]byte, size)
 	for i := range body {
 		body[i] = byte(rand.Uint32())

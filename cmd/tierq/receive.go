@@ -85,7 +85,7 @@ type receiver struct {
 	f     receiveFlags
 	out   *bufio.Writer
 
-	received, acked, refused int
+	received, acked, refused, unknown int
 }
 
 // maxReceive bounds one receive call.
@@ -103,7 +103,7 @@ func (a *app) receive(ctx context.Context, queue string, f receiveFlags) error {
 		return r.run(ctx)
 	})
 	if f.follow || f.ack {
-		fmt.Fprintf(a.err, "received %d, acked %d, refused acks %d\n", r.received, r.acked, r.refused)
+		fmt.Fprintf(a.err, "received %d, acked %d, refused acks %d, acks of unknown outcome %d\n", r.received, r.acked, r.refused, r.unknown)
 	}
 	return err
 }
@@ -115,7 +115,7 @@ func (r *receiver) run(ctx context.Context) error {
 		case ctx.Err() != nil && err == nil, ctx.Err() != nil && r.f.follow && isCode(err):
 			return nil // stopped by the user
 		case err != nil && r.f.follow && mayPass(err):
-			r.a.complain(err.Error() + " (going on)")
+			r.a.complain(errorLine(codeOf(err)) + " (going on)")
 			continue
 		case err != nil:
 			return err
@@ -132,19 +132,22 @@ func (r *receiver) run(ctx context.Context) error {
 	}
 }
 
-func isCode(err error) bool {
+func isCode(err error) bool { return codeOf(err) != nil }
+
+func codeOf(err error) *code.Error {
 	var e *code.Error
-	return errors.As(err, &e)
+	errors.As(err, &e)
+	return e
 }
 
 // mayPass reports whether following goes on after err: somebody is being elected or restarted.
 func mayPass(err error) bool {
-	var e *code.Error
-	if !errors.As(err, &e) {
+	e := codeOf(err)
+	if e == nil {
 		return false
 	}
 	switch e.Code.Info().Class {
-	case code.ClassTransient, code.ClassRenegotiate:
+	case code.ClassTransient, code.ClassRenegotiate, code.ClassNoop:
 		return true
 	}
 	return false
@@ -189,9 +192,12 @@ func (r *receiver) ack(ctx context.Context, ds []*client.Delivery) error {
 	}
 	rs, err := r.c.Ack(ctx, r.queue, r.f.group, receipts...)
 	for _, s := range rs {
-		if s.Err == nil {
+		switch {
+		case s.Err == nil:
 			r.acked++
-		} else {
+		case s.Err.Effect == code.EffectMaybe:
+			r.unknown++
+		default:
 			r.refused++
 		}
 	}

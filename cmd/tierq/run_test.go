@@ -252,7 +252,7 @@ func TestReceive(t *testing.T) {
 	require.Equal(t, exitOK, exit)
 	require.Contains(t, out, `{"address":1,"receipt":"r.1.2.4","attempt":1,"published":"2023-11-14T22:13:20.001Z","body":"one"}`)
 	require.Equal(t, 2, strings.Count(out, "\n"))
-	require.Equal(t, "received 2, acked 2, refused acks 0\n", errs)
+	require.Equal(t, "received 2, acked 2, refused acks 0, acks of unknown outcome 0\n", errs)
 
 	out = s.ok("receive", "q", "--json")
 	require.Contains(t, out, `"body_base64":"/g=="`)
@@ -382,6 +382,17 @@ func TestBench(t *testing.T) {
 	require.Equal(t, "[]\n", s.ok("queue", "list", "--json"), "the scratch queue is deleted")
 	_, errs, exit := s.run("bench", "--dir", "/nonexistent/dir", "--duration", "10ms")
 	require.Equal(t, exitUsage, exit, errs)
+}
+
+// The log's tools check their path; what they print is the log's own business.
+func TestLogTools(t *testing.T) {
+	for _, verb := range []string{"dump", "verify", "stats"} {
+		var out, errs bytes.Buffer
+		exit := run(context.Background(), []string{"wal", verb, "/nonexistent/log"}, strings.NewReader(""), &out, &errs)
+		require.Equal(t, exitUsage, exit, errs.String())
+		require.Contains(t, errs.String(), "/nonexistent/log")
+		require.Equal(t, 1, strings.Count(errs.String(), "\n"))
+	}
 }
 
 // A host that cannot run says so in one line, before it touches anything.

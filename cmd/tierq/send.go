@@ -133,6 +133,10 @@ type lineSender struct {
 	failed                                           atomic.Bool
 }
 
+// maxLinesInFlight bounds the lines that are read and not answered yet; the client's own buffer bounds their bytes.
+const maxLinesInFlight = 16384
+
+// sentLine is one line on its way.
 type sentLine struct {
 	future *client.Future
 	bytes  int
@@ -167,7 +171,7 @@ func (s *lineSender) line() (int64, int64, string) {
 
 // run publishes line by line until the input ends, a line fails for good, or ctx ends, and waits for all answers.
 func (s *lineSender) run(ctx context.Context, in io.Reader) error {
-	futures := make(chan sentLine, 1024)
+	futures := make(chan sentLine, maxLinesInFlight)
 	var counter sync.WaitGroup
 	counter.Add(1)
 	go func() {
