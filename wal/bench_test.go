@@ -19,8 +19,8 @@ import (
 	"github.com/lni/dragonboat/v4/config"
 	sm "github.com/lni/dragonboat/v4/statemachine"
 	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 var (
@@ -60,25 +60,35 @@ func ints(t testing.TB, list string) []int {
 type cell struct {
 	rate     float64
 	p50, p99 time.Duration
-	perSync  float64 // proposals per fsync and replica, 0 if the log does not count them
+	perSync  float64       // proposals per fsync and replica, 0 if the log does not count them
+	sync     time.Duration // mean time of an fsync, 0 if the log does not count them
+	cpu      time.Duration // of the process, for one proposal on all three replicas and its client
 	failed   int64
 }
 
-// syncs adds up the fsyncs of the own logs.
-func syncs(regs []*prometheus.Registry) float64 {
-	n := 0.0
+// cpuTime is the processor time that the process has used.
+func cpuTime() time.Duration {
+	var u unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// syncs adds up the fsyncs of the own logs, and the seconds that they took.
+func syncs(regs []*prometheus.Registry) (n, seconds float64) {
 	for _, reg := range regs {
 		fams, _ := reg.Gather()
 		for _, f := range fams {
 			if f.GetName() == "tierq_wal_fsync_seconds" {
-				n += float64(sampleCount(f))
+				h := f.GetMetric()[0].GetHistogram()
+				n += float64(h.GetSampleCount())
+				seconds += h.GetSampleSum()
 			}
 		}
 	}
-	return n
+	return n, seconds
 }
-
-func sampleCount(f *dto.MetricFamily) uint64 { return f.GetMetric()[0].GetHistogram().GetSampleCount() }
 
 // measure runs three hosts in this process, each with its log of the given kind, and keeps inFlight
 // proposals going over the shards, which are led by chance, through their leaders' hosts.
@@ -111,16 +121,20 @@ func measure(t testing.TB, kind Kind, workers, shards, bytes, inFlight int, d ti
 	}
 	perShard := min(256, max(1, inFlight/shards))
 	c.drive(leaders, perShard, bytes, d/4)
-	before := syncs(regs)
+	before, beforeSeconds := syncs(regs)
+	cpu := cpuTime()
 	lat, failed := c.drive(leaders, perShard, bytes, d)
-	after := syncs(regs)
+	cpu = cpuTime() - cpu
+	after, afterSeconds := syncs(regs)
 	sort.Slice(lat, func(i, j int) bool { return lat[i] < lat[j] })
 	res := cell{rate: float64(len(lat)) / d.Seconds(), failed: failed}
 	if len(lat) > 0 {
 		res.p50, res.p99 = lat[len(lat)/2], lat[len(lat)*99/100]
+		res.cpu = cpu / time.Duration(len(lat))
 	}
 	if after > before {
 		res.perSync = 3 * float64(len(lat)) / (after - before)
+		res.sync = time.Duration((afterSeconds - beforeSeconds) / (after - before) * float64(time.Second))
 	}
 	return res
 }
@@ -188,15 +202,15 @@ func TestComparisonTable(t *testing.T) {
 	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(*tableProcs))
 	fmt.Printf("GOMAXPROCS %d, %s a cell, %d in flight, three hosts in one process\n", *tableProcs, *tableFor, *tableInFlight)
-	fmt.Printf("%-13s %7s %6s %6s %10s %9s %9s %15s %6s\n", "log", "workers", "shards", "bytes", "props/s", "p50", "p99", "props/fsync", "failed")
+	fmt.Printf("%-13s %7s %6s %6s %10s %9s %9s %12s %9s %8s %6s\n", "log", "workers", "shards", "bytes", "props/s", "p50", "p99", "props/fsync", "fsync", "cpu", "failed")
 	row := func(kind Kind, workers, shards, bytes, inFlight int) {
 		c := measure(t, kind, workers, shards, bytes, inFlight, *tableFor)
-		per := "-"
+		per, sync := "-", "-"
 		if c.perSync > 0 {
-			per = fmt.Sprintf("%.1f", c.perSync)
+			per, sync = fmt.Sprintf("%.1f", c.perSync), c.sync.Round(time.Microsecond).String()
 		}
-		fmt.Printf("%-13s %7d %6d %6d %10.0f %9s %9s %15s %6d\n", kind, workers, shards, bytes, c.rate,
-			c.p50.Round(10*time.Microsecond), c.p99.Round(10*time.Microsecond), per, c.failed)
+		fmt.Printf("%-13s %7d %6d %6d %10.0f %9s %9s %12s %9s %8s %6d\n", kind, workers, shards, bytes, c.rate,
+			c.p50.Round(10*time.Microsecond), c.p99.Round(10*time.Microsecond), per, sync, c.cpu.Round(100*time.Nanosecond), c.failed)
 	}
 	kinds := strings.Split(*tableLogs, ",")
 	if *tableLone {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"fmt"
+	"math/rand"
 	"testing"
 
 	"github.com/lni/dragonboat/v4/raftpb"
@@ -90,32 +91,59 @@ func FuzzRecord(f *testing.F) {
 	f.Add(byte(recLiveSet), appendSeqs(nil, []uint64{1, 5}))
 	f.Add(byte(0), []byte{1, 2, 3})
 	f.Fuzz(func(t *testing.T, typ byte, body []byte) {
-		r := record{typ: recordType(typ), body: body, size: len(body)}
-		_ = describe(&r)
-		_, _ = recordItems(&r, 0)
-		_, _ = decodeFooter(body)
-		_, _ = decodeSegmentHeader(body)
-		_, _ = parseRecord(body, 1, 2)
-		var ents []raftpb.Entry
-		if decodeEntries(body, func(e *raftpb.Entry) bool { ents = append(ents, *e); return true }) == nil {
-			var again []raftpb.Entry
-			require.NoError(t, decodeEntries(appendEntries(nil, ents), func(e *raftpb.Entry) bool { again = append(again, *e); return true }))
-			require.Equal(t, len(ents), len(again))
-			for i := range ents {
-				require.True(t, equalEntry(&ents[i], &again[i]))
+		decodeAnything(t, typ, body)
+	})
+}
+
+// decodeAnything feeds body to every decoder.
+func decodeAnything(t *testing.T, typ byte, body []byte) {
+	r := record{typ: recordType(typ), body: body, size: len(body)}
+	_ = describe(&r)
+	_, _ = recordItems(&r, 0)
+	_, _ = decodeFooter(body)
+	_, _ = decodeSegmentHeader(body)
+	_, _ = parseRecord(body, 1, 2)
+	var ents []raftpb.Entry
+	if decodeEntries(body, func(e *raftpb.Entry) bool { ents = append(ents, *e); return true }) == nil {
+		var again []raftpb.Entry
+		require.NoError(t, decodeEntries(appendEntries(nil, ents), func(e *raftpb.Entry) bool { again = append(again, *e); return true }))
+		require.Equal(t, len(ents), len(again))
+		for i := range ents {
+			require.True(t, equalEntry(&ents[i], &again[i]))
+		}
+	}
+	if m, err := decodeMeta(body); err == nil {
+		again, err := decodeMeta(m.append(nil))
+		require.NoError(t, err)
+		require.Equal(t, m, again)
+	}
+	if runs, err := decodeRuns(body); err == nil {
+		again, err := decodeRuns(appendRuns(nil, runs))
+		require.NoError(t, err)
+		require.Equal(t, runs, again)
+	}
+}
+
+// The same as FuzzRecord, with a fixed seed, for every run of the tests.
+func TestDecodersSurviveDamage(t *testing.T) {
+	const seed = 11
+	rng := rand.New(rand.NewSource(seed))
+	bodies := [][]byte{nil, appendEntries(nil, goldenEntries()), appendRuns(nil, []run{{5, 1000, 3}, {1005, 1, 4}}),
+		meta{hasState: true, last: 5}.append(nil), appendSeqs(nil, []uint64{1, 5})}
+	for i := 0; i < 50_000; i++ {
+		b := append([]byte(nil), bodies[rng.Intn(len(bodies))]...)
+		for n := rng.Intn(4); n > 0 && len(b) > 0; n-- {
+			switch at := rng.Intn(len(b)); rng.Intn(3) {
+			case 0:
+				b[at] = byte(rng.Intn(256))
+			case 1:
+				b = b[:at]
+			default:
+				b = append(b[:at:at], append([]byte{0xff, byte(rng.Intn(256))}, b[at:]...)...)
 			}
 		}
-		if m, err := decodeMeta(body); err == nil {
-			again, err := decodeMeta(m.append(nil))
-			require.NoError(t, err)
-			require.Equal(t, m, again)
-		}
-		if runs, err := decodeRuns(body); err == nil {
-			again, err := decodeRuns(appendRuns(nil, runs))
-			require.NoError(t, err)
-			require.Equal(t, runs, again)
-		}
-	})
+		decodeAnything(t, byte(rng.Intn(12)), b)
+	}
 }
 
 // FuzzSegment damages a whole segment: the scan must not panic, and what it takes for whole must be a

@@ -97,8 +97,23 @@ func segmentFiles(fs fileSystem, dir string) ([]uint64, error) {
 
 // Verify reads every byte of the log in dir that means something and checks all of it: headers, batches,
 // records, footers against records, trailers, and that every segment and every entry that must be there is.
-// It goes on after a problem and returns all; an error means that it could not read.
-func Verify(dir string) (Report, error) { return verify(dir, readOnlyFS{}) }
+// It goes on after a problem and returns all; an error means that it could not read. What it sees of a log that
+// is being written may not fit together, so it looks again before it says that something is wrong.
+func Verify(dir string) (Report, error) {
+	return settle(func() (Report, error) { return verify(dir, readOnlyFS{}) })
+}
+
+// toolAttempts is how often the tools look at a log before they believe that it is damaged.
+const toolAttempts = 3
+
+func settle(look func() (Report, error)) (rep Report, err error) {
+	for range toolAttempts {
+		if rep, err = look(); err == nil && len(rep.Problems) == 0 {
+			break
+		}
+	}
+	return rep, err
+}
 
 func verify(dir string, fs fileSystem) (Report, error) {
 	rep := Report{Dir: dir}
@@ -217,7 +232,9 @@ func (l *Log) inspect() ([]*recovered, error) {
 
 // Stats says what the log in dir holds: of each segment how much is live, and of each replica its state. It
 // returns an error that wraps ErrCorrupt if the log could not be opened as it is.
-func Stats(dir string) (Report, error) { return stats(dir, readOnlyFS{}) }
+func Stats(dir string) (Report, error) {
+	return settle(func() (Report, error) { return stats(dir, readOnlyFS{}) })
+}
 
 func stats(dir string, fs fileSystem) (Report, error) {
 	rep := Report{Dir: dir}
