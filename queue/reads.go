@@ -307,11 +307,11 @@ func (s *QueueStateMachine) NextDue(after DelayedKey) (at Stamp, ok bool, err er
 // eachDelayed walks the delayed index above a key until f returns false, without what a purge left behind.
 func (s *QueueStateMachine) eachDelayed(after DelayedKey, f func(DelayedKey) bool) (err error) {
 	defer recoverFault(&err)
-	v := s.view(0)
-	defer v.close()
-	if v.meta.Counters.Delayed == 0 {
+	if s.Meta().Counters.Delayed == 0 {
 		return nil
 	}
+	v := s.view(0)
+	defer v.close()
 	after.Address++
 	it := openIter(v.snap, appendDelayedKey(nil, after), []byte{kindDelayed + 1})
 	defer it.Close()
