@@ -50,6 +50,8 @@ type how struct {
 	wait time.Duration
 	// timeout replaces CallTimeout for a context without a deadline.
 	timeout time.Duration
+	// brisk: the first tries are shorter than AttemptTimeout, see briskTry.
+	brisk bool
 	// failed, if set, hears of every try that failed.
 	failed func(*code.Error)
 	// from, if set, receives the address that answered.
@@ -70,7 +72,7 @@ func call[Req, Res any](ctx context.Context, c *Client, h how, f stub[Req, Res],
 		if err != nil {
 			return nil, err
 		}
-		res, e := try(ctx, c, h, l, f, req)
+		res, e := try(ctx, c, h, t.timeout(ctx), l, f, req)
 		if e == nil {
 			if h.from != nil {
 				*h.from = l.addr
@@ -104,6 +106,7 @@ type tries struct {
 	h       how
 	last    *code.Error
 	maybe   bool
+	n       int // tries so far
 	hops    int
 	refused int
 	avoid   string
@@ -208,10 +211,10 @@ func (t *tries) outOfTime(ctx context.Context) error {
 }
 
 // try does one try at one host and tells its link how it went.
-func try[Req, Res any](ctx context.Context, c *Client, h how, l *link, f stub[Req, Res], req *Req) (*Res, *code.Error) {
+func try[Req, Res any](ctx context.Context, c *Client, h how, timeout time.Duration, l *link, f stub[Req, Res], req *Req) (*Res, *code.Error) {
 	began := time.Now()
 	sent := new(atomic.Bool)
-	tctx, cancel := context.WithTimeout(ctx, c.attemptTimeout(ctx, h))
+	tctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	tctx = httptrace.WithClientTrace(tctx, &httptrace.ClientTrace{
 		// From here the request may be on the wire, also after this try was given up.
@@ -241,10 +244,18 @@ func try[Req, Res any](ctx context.Context, c *Client, h how, l *link, f stub[Re
 // patience is how long a host may be silent before a caller's own short deadline counts against it.
 const patience = 500 * time.Millisecond
 
-// attemptTimeout leaves half of the time to a second host if the call may be repeated.
-func (c *Client) attemptTimeout(ctx context.Context, h how) time.Duration {
-	d := c.opts.AttemptTimeout + h.wait
-	if deadline, ok := ctx.Deadline(); ok && h.idempotent && h.wait == 0 {
+// briskTry is how long the first try of a publish may take, doubled by each further one up to AttemptTimeout: a host
+// that sends it on to a leader that has just died cannot know better for a while, and the same seqs may go elsewhere.
+const briskTry = 2 * time.Second
+
+// timeout bounds the next try. It leaves half of the time to a second host if the call may be repeated.
+func (t *tries) timeout(ctx context.Context) time.Duration {
+	d := t.c.opts.AttemptTimeout + t.h.wait
+	if t.h.brisk {
+		d = min(d, briskTry<<min(t.n, 10))
+	}
+	t.n++
+	if deadline, ok := ctx.Deadline(); ok && t.h.idempotent && t.h.wait == 0 {
 		if half := time.Until(deadline) / 2; half < d {
 			d = max(half, patience)
 		}

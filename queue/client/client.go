@@ -142,7 +142,7 @@ func (c *Client) learnOnce() {
 	if l == nil {
 		return
 	}
-	st, e := try(ctx, c, how{idempotent: true}, l, fleetStatus, &fleetStatusRequest{})
+	st, e := try(ctx, c, how{idempotent: true}, c.opts.AttemptTimeout, l, fleetStatus, &fleetStatusRequest{})
 	if e != nil {
 		if c.base.Err() == nil {
 			c.log.Debug("fleet status", zap.String("addr", l.addr), zap.Error(e))

@@ -469,3 +469,23 @@ func TestOptionsAreChecked(t *testing.T) {
 		requireCode(t, err, code.InvalidArgument, code.EffectNone)
 	}
 }
+
+// A host that takes a publish and never answers holds it up for the first, short try only.
+func TestFrozenHostIsLeftSoon(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for a try to time out")
+	}
+	f := fleetWithQueue(t, 2)
+	c := open(t, quick(f.Addrs()...))
+	f.SetHook(func(c clienttest.Call) clienttest.Fate {
+		if c.Publish == nil || c.Host != 1 {
+			return clienttest.Fate{}
+		}
+		f.SetLeader(2) // meanwhile
+		return clienttest.Fate{Err: nil, Hold: make(chan struct{})}
+	})
+	began := time.Now()
+	_, err := c.Publish(within(t, 20*time.Second), "q", bodies(1)...)
+	require.NoError(t, err)
+	require.Less(t, time.Since(began), 4*time.Second)
+}

@@ -312,7 +312,7 @@ func (s *stream) run(b *batch) {
 		req, sent := s.request(b)
 		var from string
 		res, err := call(b.ctx, s.c, how{
-			to: s.route(), mutates: true, idempotent: true, timeout: s.c.opts.PublishTimeout, from: &from,
+			to: s.route(), mutates: true, idempotent: true, brisk: true, timeout: s.c.opts.PublishTimeout, from: &from,
 			failed: func(e *code.Error) { s.tryFailed(b, sent, e) },
 		}, publishStub, req)
 		if err == nil && res.LeaderApi != "" {
