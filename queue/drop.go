@@ -1,5 +1,7 @@
 package queue
 
+import "github.com/tierq/tierq/queue/code"
+
 // dropTo finishes everything at or below an address for every group and deletes it. Nothing is walked but the count
 // records, half a bucket, and the finished ranges, retry states, leases and dead letters at or below the address.
 func (t *tx) dropTo(to Address, purge bool) {
@@ -212,11 +214,54 @@ func overflows(o *QueueOptions, c *Counters, n, size uint64) bool {
 // maxDrop bounds the messages that one Enqueue counts one by one to make room.
 const maxDrop = 2 * MaxBatchMessages
 
-// dropForRoom drops the oldest messages, in address order, until the command's messages fit, or maxDrop are gone.
-// The command's duplicates are counted as if they were new: a little more may go than must.
+// freshLoad is the load of what the command may store. What was answered before and what is refused however much room
+// there is needs none: otherwise a publisher that repeats itself would empty a full queue.
+func (t *tx) freshLoad(c *Enqueue) (messages, bytes uint64) {
+	e := &enqueuer{tx: t}
+	for i := range c.Publishes {
+		p := &c.Publishes[i]
+		if p.CheckLast && p.ExpectedLast < t.meta.Last {
+			continue // all duplicates, or refused
+		}
+		for j := range p.Messages {
+			if m := &p.Messages[j]; e.mayStore(p, m) {
+				messages++
+				bytes += uint64(m.Bytes())
+			}
+		}
+	}
+	return messages, bytes
+}
+
+// mayStore needs to be right only when it says no.
+func (e *enqueuer) mayStore(p *Publish, m *Message) bool {
+	if p.Producer.Kind != ProducerNone {
+		v, stored := e.s.producer(p.Producer)
+		if stored && p.ProducerEpoch < v.epoch || m.Seq < p.Low {
+			return false
+		}
+		if _, known := v.lookup(m.Seq); stored && p.ProducerEpoch == v.epoch && (known || m.Seq < v.low) {
+			return false
+		}
+	}
+	if len(m.DedupID) > 0 {
+		if _, known := e.dedup(hashDedup(m.DedupID)); known {
+			return false
+		}
+	}
+	c := e.admit(m, &Counters{})
+	return c == code.OK || c == code.QueueFull
+}
+
+// dropForRoom drops the oldest messages, in address order, until what the command may store fits, or maxDrop are
+// gone. Messages that turn out to be refused, or duplicates of others in the command, are counted: a little more may
+// go than must.
 func (t *tx) dropForRoom(c *Enqueue) {
 	o := &t.meta.Options
-	n, size := c.load()
+	n, size := t.freshLoad(c)
+	if n == 0 {
+		return
+	}
 	if size > o.MaxBytes || o.MaxMessages > 0 && n > o.MaxMessages {
 		n, size = min(n, max(o.MaxMessages, 1)), min(size, o.MaxBytes)
 	}

@@ -5,10 +5,12 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/queuetest"
 )
 
 // TestLateCopies applies every command of a run again, after it and after commands that follow it. A copy must be
@@ -141,13 +143,32 @@ func (l *lateCopies) harmlessEnqueue(i int, c *queue.Enqueue, before, after obse
 			}
 		}
 	}
-	if fresh == 0 && l.naive.options.Overflow == queue.OverflowReject {
+	if fresh == 0 && l.nothingRefused() {
 		return same(before.timeless(), after.timeless())
 	}
 	if got := after.Meta.Counters.Published - before.Meta.Counters.Published; got != uint64(fresh) {
 		return fmt.Errorf("%d messages were stored, %d of them for the first time", got, fresh)
 	}
 	return nil
+}
+
+// nothingRefused says whether the copy was answered with duplicates only: then a queue that drops its oldest had to
+// make no room either.
+func (l *lateCopies) nothingRefused() bool {
+	if l.naive.options.Overflow == queue.OverflowReject {
+		return true
+	}
+	for _, p := range l.result.Publishes {
+		for _, m := range p.Messages {
+			if m.Code != code.OK {
+				return false
+			}
+		}
+		if p.Code != code.OK {
+			return false
+		}
+	}
+	return true
 }
 
 // mustKnow says whether the answer to a stored message must still be known: its producer is at the same epoch, and
@@ -219,4 +240,53 @@ func delivers(g observedGroup, a queue.Address) bool {
 		}
 	}
 	return false
+}
+
+// TestRepeatDropsNothing: on a full queue that drops its oldest, what was answered before is answered again without
+// making room for it; so is what is refused anyhow.
+func TestRepeatDropsNothing(t *testing.T) {
+	m := queuetest.New(t)
+	g := create(t, m, "g", queue.Start{})
+	o := m.Meta().Options
+	o.MaxMessages, o.Overflow, o.MaxBodyBytes = 3, queue.OverflowDropOldest, 10
+	require.Equal(t, code.OK, m.Do(&queue.Retention{Stamp: t0, Options: &o}).Code)
+	p := publish(t0, "a", "b")
+	p.Publishes[0].Producer = queue.Producer{Kind: queue.ProducerClient, ID: 1}
+	p.Publishes[0].Low = 1
+	p.Publishes[0].Messages[0].Seq, p.Publishes[0].Messages[1].Seq = 1, 2
+	m.Do(p)
+	m.Do(publish(t0, "c"))
+	large := publish(t0, "larger than the queue allows")
+	stale := publish(t0, "too late")
+	stale.Publishes[0].CheckLast = true
+	for _, again := range []queue.Command{p, large, stale} {
+		m.Do(again)
+		list, _, err := m.Deliverables(g, 0, 10, true)
+		require.NoError(t, err)
+		require.Len(t, list, 3, "%+v", again)
+	}
+	m.Do(publish(t0, "d"))
+	list, _, err := m.Deliverables(g, 0, 10, true)
+	require.NoError(t, err)
+	require.Len(t, list, 3)
+	require.Equal(t, queue.Address(2), list[0].Address)
+	m.RequireSame()
+}
+
+// TestRefusedPublishLeavesNoEpoch: a publish that is refused as a whole stores nothing of its producer, so one after
+// it in the same command is answered as if it came in a command of its own.
+func TestRefusedPublishLeavesNoEpoch(t *testing.T) {
+	m := queuetest.New(t)
+	c := publish(t0, "refused")
+	c.Publishes = append(c.Publishes, publish(t0, "stored").Publishes[0])
+	for i := range c.Publishes {
+		c.Publishes[i].Producer = queue.Producer{Kind: queue.ProducerClient, ID: 1}
+		c.Publishes[i].Messages[0].Seq = 1
+	}
+	c.Publishes[0].ProducerEpoch = 2
+	c.Publishes[0].CheckLast, c.Publishes[0].ExpectedLast = true, 7
+	r := m.Do(c)
+	require.Equal(t, code.ExpectedLastAddress, r.Publishes[0].Code)
+	require.Equal(t, code.OK, r.Publishes[1].Code)
+	m.RequireSame()
 }

@@ -248,14 +248,37 @@ func (n *naive) overflows(messages, size uint64) bool {
 	return size > n.options.MaxBytes || n.options.MaxMessages > 0 && messages > n.options.MaxMessages
 }
 
+// mayStore says no to what was answered before the command, and to what is refused however much room there is.
+func (n *naive) mayStore(p *queue.Publish, m *queue.Message) bool {
+	if p.CheckLast && p.ExpectedLast < n.last {
+		return false
+	}
+	if x := n.producers[p.Producer]; x != nil && x.epoch >= p.ProducerEpoch {
+		if _, known := x.seqs[m.Seq]; known || x.epoch > p.ProducerEpoch || m.Seq < x.low {
+			return false
+		}
+	}
+	if d, ok := n.dedups[string(m.DedupID)]; ok && len(m.DedupID) > 0 && (n.clamped || d.expiresAt > n.clock) {
+		return false
+	}
+	c := n.admit(m, 0, 0)
+	return m.Seq >= p.Low && (c == code.OK || c == code.QueueFull)
+}
+
 // makeRoom drops the oldest messages until what the command brings fits, or nothing is left.
 func (n *naive) makeRoom(c *queue.Enqueue) {
 	var messages, size uint64
-	for _, p := range c.Publishes {
-		for i := range p.Messages {
-			messages++
-			size += uint64(p.Messages[i].Bytes())
+	for i := range c.Publishes {
+		p := &c.Publishes[i]
+		for k := range p.Messages {
+			if n.mayStore(p, &p.Messages[k]) {
+				messages++
+				size += uint64(p.Messages[k].Bytes())
+			}
 		}
+	}
+	if messages == 0 {
+		return
 	}
 	if n.overflows(messages, size) { // more than ever fits: empty the queue as far as it must be
 		size = min(size, n.options.MaxBytes)

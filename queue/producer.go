@@ -110,9 +110,6 @@ func (e *enqueuer) producerOf(p *Publish) *producer {
 	x := &producer{name: p.Producer}
 	x.v, x.stored = e.s.producer(p.Producer)
 	x.usedAt = x.v.use
-	if !x.stored {
-		x.v.epoch = p.ProducerEpoch
-	}
 	e.producers = append(e.producers, x)
 	return x
 }
