@@ -260,6 +260,29 @@ func (l *Log) spaceLoop() {
 			return
 		case <-t.C:
 			low = l.checkSpace(low)
+			l.trimFiles()
+		}
+	}
+}
+
+// maxIdleFiles is how many sealed segments stay open after a cold read.
+const maxIdleFiles = 64
+
+// trimFiles closes the files of sealed segments that nobody reads, if there are many.
+func (l *Log) trimFiles() {
+	l.mu.Lock()
+	segs := append([]*segment(nil), l.segments...)
+	l.mu.Unlock()
+	open := 0
+	for _, s := range segs {
+		if !s.isOpen() {
+			continue
+		}
+		if open++; open <= maxIdleFiles {
+			continue
+		}
+		if err := s.closeIdle(); err != nil {
+			l.logger.Warn("cannot close a segment", zap.String("path", s.path), zap.Error(err))
 		}
 	}
 }

@@ -32,6 +32,7 @@ var (
 	tableWorkers  = flag.String("wal.workers", "1", "numbers of exec workers, for the own log")
 	tableProcs    = flag.Int("wal.procs", 8, "GOMAXPROCS during the table")
 	tableDir      = flag.String("wal.dir", "", "directory on the disk to measure; the temporary one if empty")
+	large         = flag.Bool("wal.large", false, "run the tests that take minutes")
 	tableLone     = flag.Bool("wal.lone", true, "measure the latency of a lone proposal too")
 )
 

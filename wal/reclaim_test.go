@@ -2,6 +2,7 @@ package wal
 
 import (
 	"errors"
+	"fmt"
 	"math/rand"
 	"os"
 	"path/filepath"
@@ -88,7 +89,9 @@ func TestCompactionsDoNotLeak(t *testing.T) {
 // the while, and survive a restart.
 func TestIdleShardDoesNotPinSegments(t *testing.T) {
 	fs := newCrashFS()
-	l, err := openFS(testOptions(1<<20), fs)
+	o := testOptions(1 << 20)
+	o.CacheBytes = 1
+	l, err := openFS(o, fs)
 	require.NoError(t, err)
 	for i := uint64(1); i <= 30; i++ { // a little of the idle shard between a lot of the busy one
 		save(t, l, 1, i, 1, 2000)
@@ -98,8 +101,26 @@ func TestIdleShardDoesNotPinSegments(t *testing.T) {
 	before := len(l.segments)
 	l.mu.Unlock()
 	require.Greater(t, before, 6)
+	stop, stopped := make(chan struct{}), make(chan error, 1)
+	go func() { // reads while its entries move
+		for {
+			select {
+			case <-stop:
+				stopped <- nil
+				return
+			default:
+			}
+			ents, _, err := l.IterateEntries(nil, 0, 1, 1, 1, 31, noLimit)
+			if err != nil || len(ents) != 30 {
+				stopped <- fmt.Errorf("%d entries, %w", len(ents), err)
+				return
+			}
+		}
+	}()
 	require.NoError(t, l.RemoveEntriesTo(2, 1, 299))
 	settled(t, l, 4)
+	close(stop)
+	require.NoError(t, <-stopped)
 	check := func() {
 		ents, _, err := l.IterateEntries(nil, 0, 1, 1, 1, 31, noLimit)
 		require.NoError(t, err)

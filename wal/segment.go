@@ -86,6 +86,13 @@ func (s *segment) release() {
 	s.handle.mu.Unlock()
 }
 
+// isOpen reports whether the segment's file is open.
+func (s *segment) isOpen() bool {
+	s.handle.mu.Lock()
+	defer s.handle.mu.Unlock()
+	return s.handle.f != nil
+}
+
 // closeIdle closes the file if nobody uses it.
 func (s *segment) closeIdle() error {
 	s.handle.mu.Lock()

@@ -227,3 +227,36 @@ func TestWitnessElectsAfterRestart(t *testing.T) {
 		c.stop(i)
 	}
 }
+
+// TestThousandWitnesses opens a log of 1,000 witnesses with a million entries each.
+func TestThousandWitnesses(t *testing.T) {
+	if !*large {
+		t.Skip("needs -wal.large: writes a billion entries, as runs")
+	}
+	dir := t.TempDir()
+	o := Options{Dir: dir, WitnessMembership: addAll}
+	l, err := Open(o)
+	require.NoError(t, err)
+	const shards, rounds, n = 1000, 10, 100_000
+	for s := uint64(1); s <= shards; s++ {
+		beginWitness(t, l, s)
+	}
+	for r := uint64(0); r < rounds; r++ {
+		ents := metadata(4+r*n, n, 1+r)
+		for s := uint64(1); s <= shards; s++ {
+			require.NoError(t, l.SaveRaftState([]raftpb.Update{{ShardID: s, ReplicaID: 3,
+				State: raftpb.State{Term: 1 + r, Commit: 3 + r*n}, EntriesToSave: ents}}, 1))
+		}
+	}
+	require.NoError(t, l.Close())
+	start := time.Now()
+	l, err = Open(o)
+	require.NoError(t, err)
+	took := time.Since(start)
+	t.Logf("opened %d witnesses of %d entries each in %s, %d bytes of files", shards, rounds*n, took, logBytes(t, dir))
+	require.Less(t, took, 2*time.Second)
+	ss, err := l.GetSnapshot(shards, 3)
+	require.NoError(t, err)
+	require.Equal(t, uint64(3+(rounds-1)*n), ss.Index)
+	require.NoError(t, l.Close())
+}
