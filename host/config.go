@@ -52,7 +52,7 @@ type Config struct {
 	// neither send nor take a whole state.
 	Installer replica.Installer
 
-	// Logger defaults to a no-op logger.
+	// Logger should name the host, where a process has several. Defaults to a no-op logger.
 	Logger *zap.Logger
 
 	// Registerer receives the metrics; nil registers none.

@@ -438,6 +438,9 @@ func (h *RaftHost) loadCatalogCopy() error {
 func (h *RaftHost) ProposeCatalog(ctx context.Context, c catalog.Command) (catalog.Result, error) {
 	ctx, cancel := h.deadline(ctx)
 	defer cancel()
+	if err := h.await(ctx, h.formed); err != nil {
+		return catalog.Result{}, err
+	}
 	b := catalog.Encode(c)
 	effect := code.EffectNone
 	for here := h.holdsCatalog(); ; here = !here && h.holdsCatalog() {
@@ -538,18 +541,45 @@ func (h *RaftHost) ReadCatalog(ctx context.Context) (*catalog.View, error) {
 	return v, nil
 }
 
+// registrationWait is how long a creation waits for hosts of the list that are not in the catalog yet.
+const registrationWait = 5 * time.Second
+
 // CreateQueue creates a queue, fills in its options' defaults, and returns it as the catalog has it. Refusals are *code.Error with
-// EffectNone. The same creation again returns the same queue.
+// EffectNone. The same creation again returns the same queue. While a fleet begins, a layout that its hosts cannot take waits
+// for the listed ones to register.
 func (h *RaftHost) CreateQueue(ctx context.Context, c catalog.CreateQueue) (catalog.Queue, error) {
 	c.Options.EnsureDefaults()
 	if err := c.Options.Validate(); err != nil {
 		return catalog.Queue{}, code.New(code.InvalidArgument, "%v", err)
 	}
-	r, err := h.ProposeCatalog(ctx, &c)
-	if err == nil {
-		err = r.Err()
+	begin := time.Now()
+	for {
+		changed := h.changed.wait()
+		waitable := h.unregistered() && time.Since(begin) < registrationWait
+		r, err := h.ProposeCatalog(ctx, &c)
+		if err == nil {
+			err = r.Err()
+		}
+		if r.Code != code.NoPlacement || !waitable {
+			return r.Queue, err
+		}
+		if !h.changedWithin(ctx, changed, registrationWait-time.Since(begin)) {
+			return r.Queue, err
+		}
 	}
-	return r.Queue, err
+}
+
+// changedWithin waits for c, at most so long; it returns whether it came.
+func (h *RaftHost) changedWithin(ctx context.Context, c <-chan struct{}, d time.Duration) bool {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return h.await(ctx, c) == nil
+}
+
+// unregistered says whether the catalog lacks a host of the list.
+func (h *RaftHost) unregistered() bool {
+	v := h.Catalog()
+	return slices.ContainsFunc(h.cfg.Hosts, func(s HostSpec) bool { _, ok := v.Host(s.ID); return !ok })
 }
 
 // DeleteQueue deletes a queue. Its replicas are removed by the hosts that have them, in their time.

@@ -58,6 +58,7 @@ func (f *testFleet) config(id uint64) Config {
 	logger := zap.NewNop()
 	if os.Getenv("TIERQ_TEST_LOG") != "" {
 		logger, _ = zap.NewDevelopment()
+		logger = logger.With(zap.Uint64("host", id))
 	}
 	c := Config{
 		HostID: id, Hosts: f.specs, DataDir: filepath.Join(f.dir, fmt.Sprintf("host-%d", id)), Logger: logger,

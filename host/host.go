@@ -134,7 +134,7 @@ func Open(cfg Config) (_ *RaftHost, err error) {
 func newRaftHost(cfg Config) *RaftHost {
 	h := &RaftHost{
 		cfg:         cfg,
-		log:         cfg.Logger.With(zap.Uint64("host", cfg.HostID)),
+		log:         cfg.Logger,
 		leaders:     newLeaderBoard(),
 		copies:      newCopies(),
 		changed:     newBroadcast(),

@@ -453,6 +453,15 @@ func TestDamagedState(t *testing.T) {
 	f.stop(2)
 }
 
+// TestCreateWhileTheFleetBegins: a creation may be asked for before the hosts have formed the fleet.
+func TestCreateWhileTheFleetBegins(t *testing.T) {
+	f := newTestFleet(t, 2, 1)
+	f.start(1, 2, 3)
+	q, err := f.hosts[1].CreateQueue(within(t, patience), catalog.CreateQueue{OperationID: 1, Name: "q", Replicas: 2, Witnesses: 1})
+	require.NoError(t, err)
+	f.serves(q.Shards[0])
+}
+
 func TestRefusals(t *testing.T) {
 	f := newTestFleet(t, 2, 1)
 	f.startAll()

@@ -58,6 +58,9 @@ type item struct {
 	busy  bool // a goroutine works on it
 	again bool // and must do so once more
 
+	failures int  // rounds in a row that failed for what passes by itself
+	waiting  bool // a goroutine waits to visit it again
+
 	// What it complains of, since when, and whether that was logged.
 	text  string
 	since time.Time
@@ -120,6 +123,31 @@ func (c *reconciler) work(ctx context.Context, shard uint64) {
 	}
 }
 
+// retryFirst is the pause before a shard is visited again whose round failed for what passes by itself; it doubles up to the
+// interval. A new leader, for one, refuses reads until it has committed something: without this its members would be added
+// only at the next interval, and until then a queue of two full replicas survives no crash.
+const retryFirst = 50 * time.Millisecond
+
+// retrySoonLocked has a shard visited again after a pause.
+func (c *reconciler) retrySoonLocked(ctx context.Context, shard uint64, it *item) {
+	wait := c.h.cfg.ReconcileInterval
+	if d := retryFirst << min(it.failures, 10); d < wait {
+		wait = d
+	}
+	it.failures++
+	if it.waiting {
+		return
+	}
+	it.waiting = true
+	c.h.goTask(func(context.Context) {
+		pause(ctx, wait)
+		c.mu.Lock()
+		it.waiting = false
+		c.mu.Unlock()
+		c.visit(ctx, shard)
+	})
+}
+
 // once reconciles a shard as the catalog has it now.
 func (c *reconciler) once(ctx context.Context, shard uint64) error {
 	p, ok := c.h.placement(shard)
@@ -138,6 +166,12 @@ func (c *reconciler) finish(ctx context.Context, shard uint64, err error) (again
 	it := c.items[shard]
 	if ctx.Err() == nil {
 		c.complain(shard, it, err)
+	}
+	switch {
+	case ctx.Err() == nil && passes(err):
+		c.retrySoonLocked(ctx, shard, it)
+	case err == nil:
+		it.failures = 0
 	}
 	again = it.again || errors.Is(err, errBusyReplica)
 	it.busy, it.again = again, false
@@ -169,13 +203,18 @@ func (c *reconciler) complain(shard uint64, it *item, err error) {
 	if it.text != err.Error() {
 		it.text, it.since, it.said = err.Error(), time.Now(), false
 	}
-	var coded *code.Error
-	passing := errors.Is(err, errBusyReplica) || errors.As(err, &coded) && coded.Code.Info().Class == code.ClassTransient
+	passing := errors.Is(err, errBusyReplica) || passes(err)
 	if it.said || passing && time.Since(it.since) < complainAfter {
 		return
 	}
 	it.said = true
 	log.Warn("shard is not as the catalog has it", zap.Error(err))
+}
+
+// passes says whether err is of those that pass by themselves, like an election.
+func passes(err error) bool {
+	var coded *code.Error
+	return errors.As(err, &coded) && coded.Code.Info().Class == code.ClassTransient
 }
 
 // ownPlacements returns the shards that have, or had, a replica here; before there is a catalog, the catalog itself.

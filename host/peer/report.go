@@ -191,7 +191,10 @@ func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardRepor
 	o.busy = false
 	if err != nil {
 		o.told = nil
-		p.noteLocked(hostID, o, FromConnect(err))
+		// A host that refuses is there; it may not be of the fleet yet.
+		if _, answered := remote(err); !answered {
+			p.noteLocked(hostID, o, FromConnect(err))
+		}
 		return
 	}
 	o.heard = time.Now()
