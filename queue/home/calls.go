@@ -147,13 +147,15 @@ func (g *group) finish(ctx context.Context, c *call) []ItemResult {
 		return c.results
 	default:
 	}
-	timer := time.NewTimer(callTimeout)
-	defer timer.Stop()
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+	}
 	select {
 	case <-c.done:
 		return c.results
 	case <-ctx.Done():
-	case <-timer.C:
 	case <-g.k.ctx.Done():
 	}
 	g.mu.Lock()

@@ -54,6 +54,9 @@ func (g *group) pump() {
 		g.announce()
 		return
 	}
+	if g.led != nil {
+		g.led.unread = false // unless this round's picks say so again
+	}
 	again := g.serve()
 	g.dismissShort()
 	now, stamp := g.k.o.Boot(), g.k.o.Stamp()

@@ -37,6 +37,7 @@ type Keeper struct {
 	readPause time.Duration
 	readErr   error       // why the last read failed; nil: it completed
 	retry     *time.Timer // tries the first read again
+	retryIn   time.Duration
 	groups    map[queue.GroupID]*group
 	names     map[string]*group
 	namesAt   uint64 // the version of names
@@ -204,6 +205,7 @@ func (k *Keeper) read(r Read) {
 		applied := k.o.Reader.Meta().Applied
 		k.mu.Lock()
 		k.reading, k.readErr, k.readHold, k.readPause = false, nil, 0, 0
+		k.retryIn = 0
 		granted = k.lease.End(r, applied)
 	} else {
 		k.mu.Lock()
@@ -225,17 +227,22 @@ func (k *Keeper) read(r Read) {
 	}
 }
 
-// retryBaseLocked arranges for the first read to be asked again until it completes.
+// maxRetry bounds the pause between two attempts at the first read that nobody waits for.
+const maxRetry = 5 * time.Second
+
+// retryBaseLocked arranges for the first read to be asked again until it completes, ever more slowly: a consumer that
+// waits asks for it itself.
 func (k *Keeper) retryBaseLocked() {
 	if k.closed || k.lease.BaseKnown() {
 		return
 	}
 	wait := max(k.readHold-k.o.Boot(), time.Millisecond)
+	k.retryIn = min(max(2*k.retryIn, wait), maxRetry)
 	if k.retry == nil {
-		k.retry = time.AfterFunc(wait, func() { k.wantRead() })
+		k.retry = time.AfterFunc(k.retryIn, func() { k.wantRead() })
 		return
 	}
-	k.retry.Reset(wait)
+	k.retry.Reset(k.retryIn)
 }
 
 // group finds a group by name in the applied state.

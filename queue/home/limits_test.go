@@ -216,3 +216,21 @@ func TestPurge(t *testing.T) {
 		require.Equal(t, 1, k.Stats()[0].Leased, "the purged ones are held no more")
 	})
 }
+
+// A key that stands still is remembered up to a bound; keys that were met before go on.
+func TestLookAheadIsBounded(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{Ordering: queue.OrderKey}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{LeaseMs: 60_000})
+		r.send(2, func(m *queue.Message) { m.Key = []byte("b") })
+		r.send(lookAheadKeyed+2*readAhead, func(m *queue.Message) { m.Key = []byte("a") })
+		r.send(1, func(m *queue.Message) { m.Key = []byte("c") })
+		ds := get(t, k, ReceiveRequest{Max: 10, Wait: 5 * time.Second})
+		require.Equal(t, []int{1, 3}, bodies(ds))
+		require.Empty(t, get(t, k, ReceiveRequest{Wait: 5 * time.Second}))
+		s := k.Stats()[0]
+		require.True(t, s.More)
+		require.InDelta(t, lookAheadKeyed, s.Blocked, readAhead)
+		require.Equal(t, []code.Code{code.OK, code.OK}, ack(t, k, receipts(ds...)...))
+		require.Equal(t, []int{2, 4}, bodies(get(t, k, ReceiveRequest{Max: 10, Wait: 5 * time.Second})))
+	})
+}

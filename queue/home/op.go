@@ -33,8 +33,9 @@ type op struct {
 	runOut   bool              // decided by the ledger: the lease ran out
 	canceled bool
 	batch    *batch
-	refs     []ref // who waits for it
-	late     []ref // acks that came while the lease was being recorded as run out
+	refs     []ref  // who waits for it
+	one      [1]ref // room for the first of refs
+	late     []ref  // acks that came while the lease was being recorded as run out
 }
 
 // ref is one item of a call.
@@ -83,6 +84,9 @@ func plain(c code.Code) ItemResult {
 
 // join adds a waiting item to an op.
 func (o *op) join(r ref) {
+	if o.refs == nil {
+		o.refs = o.one[:0]
+	}
 	o.refs = append(o.refs, r)
 	r.c.ops[r.i] = o
 }

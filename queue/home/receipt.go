@@ -36,7 +36,15 @@ const receiptContext = "tierq receipt 1"
 
 // Receipts signs and checks receipts. Safe for concurrent use.
 type Receipts struct {
-	macs sync.Pool // hash.Hash keyed with the derived key
+	signers sync.Pool // *signer
+}
+
+// signer is what one call works with: the keyed hash and room for what it writes.
+type signer struct {
+	mac  hash.Hash
+	raw  [receiptBytes]byte
+	sum  [sha256.Size]byte
+	text [receiptText]byte
 }
 
 // NewReceipts keys receipts with a secret that every host of the fleet shares. The secret is not kept.
@@ -44,37 +52,36 @@ func NewReceipts(secret []byte) *Receipts {
 	derive := hmac.New(sha256.New, secret)
 	derive.Write([]byte(receiptContext))
 	key := derive.Sum(nil)
-	return &Receipts{macs: sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}}
+	return &Receipts{signers: sync.Pool{New: func() any { return &signer{mac: hmac.New(sha256.New, key)} }}}
 }
 
 // Encode returns the text of a receipt, 87 characters.
 func (s *Receipts) Encode(r Receipt) string {
-	var raw [receiptBytes]byte
-	b := append(raw[:0], receiptVersion)
+	g := s.signers.Get().(*signer)
+	defer s.signers.Put(g)
+	b := append(g.raw[:0], receiptVersion)
 	for _, v := range [...]uint64{r.Shard, r.Recovery, uint64(r.Group), uint64(r.Lease.Epoch), uint64(r.Address), r.Lease.Number} {
 		b = binary.BigEndian.AppendUint64(b, v)
 	}
-	s.sign(b, raw[receiptFields:])
-	return base64.RawURLEncoding.EncodeToString(raw[:])
+	copy(g.raw[receiptFields:], g.sign())
+	base64.RawURLEncoding.Encode(g.text[:], g.raw[:])
+	return string(g.text[:])
 }
 
 // Decode checks and reads a receipt. Anything but the exact text that Encode made with the same secret is refused
 // with InvalidReceipt.
 func (s *Receipts) Decode(text string) (Receipt, error) {
-	var raw [receiptBytes]byte
 	if len(text) != receiptText {
 		return Receipt{}, errReceipt
 	}
-	n, err := base64.RawURLEncoding.Strict().Decode(raw[:], []byte(text))
-	if err != nil || n != receiptBytes || raw[0] != receiptVersion {
+	g := s.signers.Get().(*signer)
+	defer s.signers.Put(g)
+	copy(g.text[:], text)
+	n, err := strictBase64.Decode(g.raw[:], g.text[:])
+	if err != nil || n != receiptBytes || g.raw[0] != receiptVersion || !hmac.Equal(g.sign(), g.raw[receiptFields:]) {
 		return Receipt{}, errReceipt
 	}
-	var want [receiptMAC]byte
-	s.sign(raw[:receiptFields], want[:])
-	if !hmac.Equal(want[:], raw[receiptFields:]) {
-		return Receipt{}, errReceipt
-	}
-	u := func(i int) uint64 { return binary.BigEndian.Uint64(raw[1+8*i:]) }
+	u := func(i int) uint64 { return binary.BigEndian.Uint64(g.raw[1+8*i:]) }
 	return Receipt{
 		Shard: u(0), Recovery: u(1), Group: queue.GroupID(u(2)),
 		Lease:   queue.LeaseName{Epoch: queue.Epoch(u(3)), Number: u(5)},
@@ -82,15 +89,15 @@ func (s *Receipts) Decode(text string) (Receipt, error) {
 	}, nil
 }
 
+// strictBase64 refuses bits beyond the last byte.
+var strictBase64 = base64.RawURLEncoding.Strict()
+
 // errReceipt tells nothing about which check failed.
 var errReceipt = &code.Error{Code: code.InvalidReceipt, Effect: code.EffectNone}
 
-// sign writes the truncated MAC of fields to out.
-func (s *Receipts) sign(fields, out []byte) {
-	m := s.macs.Get().(hash.Hash)
-	m.Reset()
-	m.Write(fields)
-	var sum [sha256.Size]byte
-	copy(out, m.Sum(sum[:0]))
-	s.macs.Put(m)
+// sign returns the truncated MAC of the fields.
+func (g *signer) sign() []byte {
+	g.mac.Reset()
+	g.mac.Write(g.raw[:receiptFields])
+	return g.mac.Sum(g.sum[:0])[:receiptMAC]
 }
