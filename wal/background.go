@@ -16,6 +16,8 @@ const (
 	// firstSegmentBytes is the size of a new log's first segment. Segments grow with what is live in the
 	// log and with how fast they fill, up to Options.SegmentBytes, so that a small log stays small.
 	firstSegmentBytes = 256 << 10
+	// maxSegmentBytes keeps offsets within 32 bits, and a segment within what recovery reads at once.
+	maxSegmentBytes = 2 << 30
 	// quickFill is a segment's life below which the next one is twice as large.
 	quickFill = 500 * time.Millisecond
 	// spaceInterval is how often the free space is looked at.
@@ -229,7 +231,15 @@ func (l *Log) takePrepared(need int64) (*segment, error) {
 	} else if l.nextBytes != 0 {
 		size = max(l.nextBytes, need)
 	}
-	return l.prepareSegment(prepareOrder{seq: l.active.h.seq + 1, size: size})
+	if size > maxSegmentBytes {
+		return nil, fmt.Errorf("wal: one save of %d bytes does not fit into a segment", need)
+	}
+	o := prepareOrder{seq: l.active.h.seq + 1, size: size}
+	s, err := l.prepareSegment(o)
+	if o.size = max(firstSegmentBytes, need); err != nil && o.size < size {
+		return l.prepareSegment(o) // a full disk may have room for a small one
+	}
+	return s, err
 }
 
 // nextSizeLocked is the size for the segment after the one just begun.

@@ -26,7 +26,7 @@ func (c *batchCache) add(off int64, buf []byte) {
 	c.batches = append(c.batches, cachedBatch{off: uint32(off), buf: append([]byte(nil), buf...)})
 	c.bytes += int64(len(buf))
 	n := 0
-	for c.bytes > c.limit && n < len(c.batches) {
+	for n < len(c.batches) && (c.bytes > c.limit || c.batches[n].buf == nil) {
 		c.bytes -= int64(len(c.batches[n].buf))
 		c.batches[n].buf = nil
 		n++

@@ -106,9 +106,14 @@ func (l *Log) writeGroup(group []*request) []error {
 		return failAll(err)
 	}
 	bytes, records := l.dirtyLimitLocked()
+	lateBytes, lateRecords := 0, 0
 	for _, r := range group {
 		bytes += r.bytes
 		records += r.records
+		if r.late {
+			lateBytes += r.bytes
+			lateRecords += r.records
+		}
 	}
 	l.mu.Unlock()
 	if err := l.makeRoom(bytes, records); err != nil {
@@ -118,7 +123,7 @@ func (l *Log) writeGroup(group []*request) []error {
 	l.mu.Lock()
 	b := l.beginBatchLocked()
 	b.encodeGroup(group, errs, false)
-	l.encodeDirtyLocked(b)
+	l.encodeDirtyLocked(b, lateBytes, lateRecords)
 	b.encodeGroup(group, errs, true)
 	if b.records == 0 {
 		l.mu.Unlock()
@@ -238,6 +243,9 @@ func (l *Log) writeBatch(f file, b *batch, waiters int) error {
 		return fmt.Errorf("wal: sync %s: %w", b.seg.path, err)
 	}
 	l.metrics.batchWritten(n, waiters, written.Sub(start), time.Since(written))
+	if cap(l.scratch) > 2*maxGroupBytes {
+		l.scratch = nil // a rare large save does not keep its memory
+	}
 	return nil
 }
 
@@ -447,11 +455,12 @@ func (b *batch) fits(bytes, records int) bool {
 		int64(b.seg.h.size)-pageBytes
 }
 
-// encodeDirtyLocked appends what the log does not yet say of the dirty replicas. What does not fit,
-// because it came up after room was made, stays dirty.
-func (l *Log) encodeDirtyLocked(b *batch) {
+// encodeDirtyLocked appends what the log does not yet say of the dirty replicas, and leaves room for the late
+// requests. What does not fit, because it came up after room was made, stays dirty.
+func (l *Log) encodeDirtyLocked(b *batch, lateBytes, lateRecords int) {
 	for n, r := range l.dirty {
-		if !b.fits(r.dirtyLimit()) {
+		bytes, records := r.dirtyLimit()
+		if !b.fits(bytes+lateBytes, records+lateRecords) {
 			l.dirty = append([]*replica(nil), l.dirty[n:]...)
 			return
 		}

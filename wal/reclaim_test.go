@@ -14,6 +14,7 @@ import (
 
 	"github.com/lni/dragonboat/v4/raftpb"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 	"go.uber.org/zap"
 )
 
@@ -359,6 +360,7 @@ func TestOpensManyReplicas(t *testing.T) {
 
 // The directory holds segments, spares and the lock, and a second opener is kept out.
 func TestDirectory(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	dir := t.TempDir()
 	l, err := Open(Options{Dir: dir})
 	require.NoError(t, err)
