@@ -200,6 +200,9 @@ func (e *enqueuer) append(p *Publish, m *Message) Address {
 	if h.expiresAt == 0 && e.meta.Options.TTLMs > 0 {
 		h.expiresAt = clock + Stamp(e.meta.Options.TTLMs)
 	}
+	if h.expiresAt != 0 {
+		e.expiring++
+	}
 	kind := byte(kindMessage)
 	count := e.count(a)
 	c := &e.meta.Counters

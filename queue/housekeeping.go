@@ -1,5 +1,10 @@
 package queue
 
+import (
+	"sync"
+	"sync/atomic"
+)
+
 // Chores are what a shard's housekeeper may propose now. They are hints: apply decides again. The zero value: nothing.
 type Chores struct {
 	Line    Address   // the line can move up to here (ReclaimLine)
@@ -24,14 +29,18 @@ func (c *Chores) Retention(stamp Stamp) *Retention {
 const (
 	// stalledAddresses is how many finished addresses above the lowest unfinished one make the line stalled.
 	stalledAddresses = 65_536
-	// scanMessages bounds the messages that one call of Chores looks at for expiry.
+	// scanMessages and scanBytes bound the messages that one call of Chores looks at for expiry.
 	scanMessages = 2048
+	scanBytes    = 1 << 20
 )
 
 // Chores finds what there is to do at a time. Expired and unwanted messages are looked for from an address on, a
 // bounded number a call: go on with Next. The call reads at most a few thousand keys.
 func (s *QueueStateMachine) Chores(now Stamp, from Address) (c Chores, err error) {
 	defer recoverFault(&err)
+	if from == 0 {
+		s.expiry.begin() // before the view: what is committed later counts as appended since
+	}
 	v := s.view(0)
 	defer v.close()
 	k := &housekeeper{view: v, now: now}
@@ -46,17 +55,62 @@ func (s *QueueStateMachine) Chores(now Stamp, from Address) (c Chores, err error
 	}
 	c.Sweep = v.meta.sweeping
 	k.line(&c)
-	k.scan(&c, from)
+	k.scan(&c, from, s.expiry.needed())
+	s.expiry.looked(k.sawExpiry, c.Next == 0)
 	if v.meta.Options.Mode == ModeLog {
 		c.DropTo = k.retained()
 	}
 	return c, nil
 }
 
+// expiryHint remembers that no stored message has a time to live, so that a backlog is not read over and over to look
+// for expired ones. It is found out by looking at all of them once per process, and holds until one is appended.
+type expiryHint struct {
+	appended atomic.Uint64 // messages with a time to live, since Open
+
+	mu      sync.Mutex
+	begun   uint64 // appended when the look under way began
+	looking bool
+	found   bool // that look has found one
+	none    bool // there was none when appended was begun
+}
+
+func (h *expiryHint) needed() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return !h.none || h.begun != h.appended.Load()
+}
+
+func (h *expiryHint) begin() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := h.appended.Load()
+	h.none = h.none && h.begun == now
+	h.begun, h.looking, h.found = now, true, false
+}
+
+// looked notes what a part of the look found, and whether it was the last one.
+func (h *expiryHint) looked(found, last bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.found = h.found || found
+	if last && h.looking {
+		h.none, h.looking = !h.found, false
+	}
+}
+
+// reset forgets, as the messages are others now.
+func (h *expiryHint) reset() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.none, h.looking = false, false
+}
+
 type housekeeper struct {
 	*view
-	now    Stamp
-	groups []*group
+	now       Stamp
+	groups    []*group
+	sawExpiry bool
 }
 
 // line finds how far the line can move, and the stragglers if it is stalled.
@@ -162,17 +216,18 @@ func (k *housekeeper) stragglers(lowest Address) []Address {
 	return list
 }
 
-// scan looks for expired messages, in place and parked, and for parked ones that no group wants.
-func (k *housekeeper) scan(c *Chores, from Address) {
+// scan looks for expired messages, parked ones and, when asked to, those in place, and for parked ones that no group
+// wants.
+func (k *housekeeper) scan(c *Chores, from Address, inPlace bool) {
 	most := MaxHousekeeping - len(c.Park)
-	in := keyCursor{r: k.snap, prefix: []byte{kindMessage}, some: true}
+	in := keyCursor{r: k.snap, prefix: []byte{kindMessage}, some: inPlace}
 	parked := keyCursor{r: k.snap, prefix: []byte{kindParked}, some: k.meta.Counters.Parked > 0}
 	defer in.close()
 	defer parked.close()
 	w := k.wants()
 	defer w.close()
 	a := max(from, 1)
-	for n := 0; ; n++ {
+	for n, read := 0, 0; ; n++ {
 		cur := &in
 		if !in.has(a) {
 			cur = &parked
@@ -183,12 +238,15 @@ func (k *housekeeper) scan(c *Chores, from Address) {
 				continue
 			}
 		}
-		if n >= scanMessages || len(c.Reclaim) >= most {
+		if n >= scanMessages || read > scanBytes || len(c.Reclaim) >= most {
 			c.Next = a
 			return
 		}
-		h, err := readHead(cur.value())
+		value := cur.value()
+		read += len(value)
+		h, err := readHead(value)
 		check(err)
+		k.sawExpiry = k.sawExpiry || h.expiresAt != 0
 		if k.reclaimable(w, a, cur == &parked, &h) {
 			c.Reclaim = append(c.Reclaim, a)
 		}
@@ -196,11 +254,13 @@ func (k *housekeeper) scan(c *Chores, from Address) {
 	}
 }
 
-// nextKey is the lower of the keys that two cursors, which have not found an address, stand on.
-func nextKey(a, b *keyCursor) Address {
-	next := a.at
-	if b.some {
-		next = min(next, b.at)
+// nextKey is the lower of the keys that cursors, which have not found an address, stand on.
+func nextKey(cursors ...*keyCursor) Address {
+	next := MaxAddress + 1
+	for _, c := range cursors {
+		if c.some {
+			next = min(next, c.at)
+		}
 	}
 	return next
 }

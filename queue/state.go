@@ -56,6 +56,9 @@ type QueueStateMachine struct {
 	names  map[string]GroupID
 	gone   *rangeSet // what it points to never changes
 
+	// expiry is a hint for Chores; it decides nothing in apply.
+	expiry expiryHint
+
 	// The rest belongs to the goroutine that applies.
 
 	producers map[Producer]*producerValue
@@ -147,6 +150,7 @@ func (s *QueueStateMachine) ReloadAfter(change func() error) (err error) {
 	s.producers = make(map[Producer]*producerValue)
 	s.dedupFrom, s.opFrom, s.useFrom = 0, 0, 0
 	s.tail = bucketCount{}
+	s.expiry.reset()
 	return nil
 }
 
@@ -281,6 +285,7 @@ type tx struct {
 	goneCursor *rangeCursor
 	cursors    []groupCursor
 	event      Applied
+	expiring   uint64 // messages appended with a time to live
 
 	key [64]byte
 	val []byte
@@ -341,6 +346,7 @@ func (t *tx) commit() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	check(s.shard.Commit(t.b))
+	s.expiry.appended.Add(t.expiring) // after the commit: see Chores
 	s.meta, s.tail = t.meta, t.tail
 	if t.gone != nil {
 		s.gone = t.gone
