@@ -2,6 +2,7 @@ package queue_test
 
 import (
 	"fmt"
+	"slices"
 
 	"pgregory.net/rapid"
 
@@ -78,9 +79,9 @@ func (g *generator) command() queue.Command {
 		return g.enqueue(s)
 	}
 	switch k := g.intn("command", 20); {
-	case k < 7:
+	case k < 6:
 		return g.enqueue(s)
-	case k < 11:
+	case k < 9:
 		return g.ack(s)
 	case k < 15:
 		return g.expire(s)
@@ -263,10 +264,22 @@ func (g *generator) unfinished(x *naiveGroup) queue.Address {
 			}
 		}
 	}
+	if x != nil && len(x.dead) > 0 && g.chance("dead", 35) {
+		return g.dead(x)
+	}
 	if len(list) == 0 || g.chance("any address", 10) {
 		return g.anyAddress()
 	}
 	return list[g.intn("address", len(list))]
+}
+
+func (g *generator) dead(x *naiveGroup) queue.Address {
+	var list []queue.Address
+	for a := range x.dead {
+		list = append(list, a)
+	}
+	slices.Sort(list)
+	return list[g.intn("dead letter", len(list))]
 }
 
 func (g *generator) anyAddress() queue.Address {
@@ -340,7 +353,10 @@ func (g *generator) expireEntry(x *naiveGroup) queue.ExpireEntry {
 		e.Deadline = g.now + queue.Stamp(pick(g, "lease ms", uint64(500), 30_000))
 		e.Consumer = "c"
 	case queue.ExpireExport:
-		e.ExportState = pick(g, "export state", queue.ExportExporting, queue.ExportDone)
+		e.ExportState = queue.ExportExporting
+		if dead && x.dead[e.Address].ExportState == queue.ExportExporting != g.chance("wrong state", 20) {
+			e.ExportState = queue.ExportDone
+		}
 		e.Target = uint64(1 + g.intn("target", 8)/7)
 	}
 	return e
@@ -388,6 +404,9 @@ func (g *generator) group(s queue.Stamp) queue.Command {
 	op := queue.GroupOp(1 + g.intn("op", 4))
 	if op == queue.GroupCreate {
 		return g.create(s)
+	}
+	if op == queue.GroupDelete && g.chance("rather reset", 60) {
+		op = queue.GroupReset
 	}
 	x, id, epoch := g.target()
 	c := &queue.Group{Stamp: s, Op: op, ID: id, ExpectedEpoch: epoch}
@@ -464,7 +483,7 @@ func (g *generator) delayedChanges(c *queue.Retention) {
 	for range 1 + g.intn("count", 3) {
 		d := queue.DelayedChange{Address: g.storedAddress()}
 		for _, a := range g.n.addresses() {
-			if g.n.messages[a].delayed && g.chance("this one", 40) {
+			if m := g.n.messages[a]; m.delayed && m.VisibleAt > g.n.clock && g.chance("this one", 60) {
 				d.Address = a
 				break
 			}

@@ -86,6 +86,12 @@ func (p *pair) applyBytes(t *rapid.T, b []byte) {
 	}
 }
 
+func (p *pair) several(t *rapid.T, g *generator) {
+	for range 1 + g.intn("several", 8) {
+		p.apply(t, g.command())
+	}
+}
+
 // compare compares everything that can be read.
 func (p *pair) compare(t *rapid.T) {
 	page := 1 + int(p.naive.applied)%7
@@ -209,9 +215,9 @@ func TestModel(t *testing.T) {
 		g.huge = true
 		var held [][]byte // decided, on their way
 		rt.Repeat(map[string]func(*rapid.T){
-			"command": func(rt *rapid.T) { g.t = rt; p.apply(rt, g.command()) },
-			"another": func(rt *rapid.T) { g.t = rt; p.apply(rt, g.command()) },
-			"more":    func(rt *rapid.T) { g.t = rt; p.apply(rt, g.command()) },
+			"command":  func(rt *rapid.T) { g.t = rt; p.apply(rt, g.command()) },
+			"commands": func(rt *rapid.T) { g.t = rt; p.several(rt, g) },
+			"and more": func(rt *rapid.T) { g.t = rt; p.several(rt, g) },
 			"hold back": func(rt *rapid.T) {
 				g.t = rt
 				b, err := queue.EncodeCommand(nil, g.command())

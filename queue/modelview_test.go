@@ -35,11 +35,12 @@ type observedState struct {
 	Found    bool
 }
 
-// timeless is what must not change when a command is applied again: everything but the applied index, the clock, and
-// the counts of what was answered without being stored.
+// timeless is what must not change when a command is applied again: everything but the applied index, the clock, the
+// counts of what was answered without being stored, and the count of producers that answers are remembered for.
 func (o observed) timeless() observed {
 	o.Meta.Applied, o.Meta.Clock = 0, 0
-	o.Meta.Counters.Duplicates, o.Meta.Counters.Refused = 0, 0
+	c := &o.Meta.Counters
+	c.Duplicates, c.Refused, c.Producers = 0, 0, 0
 	return o
 }
 
