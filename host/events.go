@@ -52,6 +52,13 @@ func (b *leaderBoard) set(shard uint64, l leadership) {
 	b.changed.signal()
 }
 
+// of returns who leads a shard, 0 if that is not known.
+func (b *leaderBoard) of(shard uint64) queue.ReplicaID {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.shards[shard].replica
+}
+
 func (b *leaderBoard) forget(shard uint64) {
 	b.mu.Lock()
 	delete(b.shards, shard)

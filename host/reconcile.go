@@ -255,7 +255,12 @@ func (h *RaftHost) reconcileShard(ctx context.Context, p catalog.Placement) erro
 	if err := h.claimLate(ctx, p, r); err != nil {
 		return err
 	}
-	if leader, _ := h.ownLeader(p.Shard); leader != r.ID || r.Birth == catalog.BirthWitness {
+	switch leader, _ := h.ownLeader(p.Shard); {
+	case r.Birth == catalog.BirthWitness:
+		return nil
+	case leader != r.ID && h.leaders.of(p.Shard) == r.ID:
+		return noLeader(p.Shard, nil) // the engine tells of an election before its replica knows of it
+	case leader != r.ID:
 		return nil
 	}
 	return errors.Join(h.addMembers(ctx, p), h.applyOptions(ctx, p))
