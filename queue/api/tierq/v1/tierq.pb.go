@@ -5807,9 +5807,11 @@ func (x *ResumeGroupResponse) GetGroup() *Group {
 }
 
 type ListConsumersRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Group string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	// List what each holds, the first 1,000 by address.
+	WithMessages  bool `protobuf:"varint,3,opt,name=with_messages,json=withMessages,proto3" json:"with_messages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5858,20 +5860,97 @@ func (x *ListConsumersRequest) GetGroup() string {
 	return ""
 }
 
+func (x *ListConsumersRequest) GetWithMessages() bool {
+	if x != nil {
+		return x.WithMessages
+	}
+	return false
+}
+
+type HeldMessage struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
+	Attempt uint32                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Since it was handed out, and until the lease ends.
+	HeldMs        uint64 `protobuf:"varint,3,opt,name=held_ms,json=heldMs,proto3" json:"held_ms,omitempty"`
+	LeftMs        uint64 `protobuf:"varint,4,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HeldMessage) Reset() {
+	*x = HeldMessage{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HeldMessage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HeldMessage) ProtoMessage() {}
+
+func (x *HeldMessage) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HeldMessage.ProtoReflect.Descriptor instead.
+func (*HeldMessage) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *HeldMessage) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *HeldMessage) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *HeldMessage) GetHeldMs() uint64 {
+	if x != nil {
+		return x.HeldMs
+	}
+	return 0
+}
+
+func (x *HeldMessage) GetLeftMs() uint64 {
+	if x != nil {
+		return x.LeftMs
+	}
+	return 0
+}
+
 type Consumer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty: consumers that have not named themselves, together.
 	Name     string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	InFlight uint64 `protobuf:"varint,2,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
 	// The single active consumer.
-	Active        bool `protobuf:"varint,3,opt,name=active,proto3" json:"active,omitempty"`
+	Active        bool           `protobuf:"varint,3,opt,name=active,proto3" json:"active,omitempty"`
+	Messages      []*HeldMessage `protobuf:"bytes,4,rep,name=messages,proto3" json:"messages,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Consumer) Reset() {
 	*x = Consumer{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5883,7 +5962,7 @@ func (x *Consumer) String() string {
 func (*Consumer) ProtoMessage() {}
 
 func (x *Consumer) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5896,7 +5975,7 @@ func (x *Consumer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Consumer.ProtoReflect.Descriptor instead.
 func (*Consumer) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Consumer) GetName() string {
@@ -5920,6 +5999,13 @@ func (x *Consumer) GetActive() bool {
 	return false
 }
 
+func (x *Consumer) GetMessages() []*HeldMessage {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
 type ListConsumersResponse struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Consumers       []*Consumer            `protobuf:"bytes,1,rep,name=consumers,proto3" json:"consumers,omitempty"`
@@ -5935,7 +6021,7 @@ type ListConsumersResponse struct {
 
 func (x *ListConsumersResponse) Reset() {
 	*x = ListConsumersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5947,7 +6033,7 @@ func (x *ListConsumersResponse) String() string {
 func (*ListConsumersResponse) ProtoMessage() {}
 
 func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5960,7 +6046,7 @@ func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
 func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListConsumersResponse) GetConsumers() []*Consumer {
@@ -6025,7 +6111,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6037,7 +6123,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6050,7 +6136,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ExplainGroupRequest) GetQueue() string {
@@ -6083,8 +6169,8 @@ func (x *ExplainGroupRequest) GetKey() []byte {
 
 type ExplainGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// unknown, not-owned, finished, dead, expired, delayed, retrying, leased, blocked, paused-group, paused-queue,
-	// no-home-lease, in-flight-limit, beyond-look-ahead, ready; for a group as a whole also idle.
+	// unknown, not-owned, finished, dead, expired, delayed, retrying, leased, blocked, unresolved, paused-group,
+	// paused-queue, no-home-lease, in-flight-limit, beyond-look-ahead, ready; for a group as a whole also idle.
 	Verdict string `protobuf:"bytes,1,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	// One sentence: what holds it up, until when, and what to do.
 	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
@@ -6123,7 +6209,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6135,7 +6221,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6148,7 +6234,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ExplainGroupResponse) GetVerdict() string {
@@ -6330,7 +6416,7 @@ type DelayedPosition struct {
 
 func (x *DelayedPosition) Reset() {
 	*x = DelayedPosition{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6342,7 +6428,7 @@ func (x *DelayedPosition) String() string {
 func (*DelayedPosition) ProtoMessage() {}
 
 func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6355,7 +6441,7 @@ func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedPosition.ProtoReflect.Descriptor instead.
 func (*DelayedPosition) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *DelayedPosition) GetVisibleUnixMs() uint64 {
@@ -6388,7 +6474,7 @@ type DelayedMessage struct {
 
 func (x *DelayedMessage) Reset() {
 	*x = DelayedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6400,7 +6486,7 @@ func (x *DelayedMessage) String() string {
 func (*DelayedMessage) ProtoMessage() {}
 
 func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6413,7 +6499,7 @@ func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedMessage.ProtoReflect.Descriptor instead.
 func (*DelayedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DelayedMessage) GetAddress() uint64 {
@@ -6480,7 +6566,7 @@ type ListDelayedRequest struct {
 
 func (x *ListDelayedRequest) Reset() {
 	*x = ListDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6492,7 +6578,7 @@ func (x *ListDelayedRequest) String() string {
 func (*ListDelayedRequest) ProtoMessage() {}
 
 func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6505,7 +6591,7 @@ func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedRequest.ProtoReflect.Descriptor instead.
 func (*ListDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListDelayedRequest) GetQueue() string {
@@ -6556,7 +6642,7 @@ type ListDelayedResponse struct {
 
 func (x *ListDelayedResponse) Reset() {
 	*x = ListDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6568,7 +6654,7 @@ func (x *ListDelayedResponse) String() string {
 func (*ListDelayedResponse) ProtoMessage() {}
 
 func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6581,7 +6667,7 @@ func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ListDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListDelayedResponse) GetMessages() []*DelayedMessage {
@@ -6618,7 +6704,7 @@ type CancelDelayedRequest struct {
 
 func (x *CancelDelayedRequest) Reset() {
 	*x = CancelDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6630,7 +6716,7 @@ func (x *CancelDelayedRequest) String() string {
 func (*CancelDelayedRequest) ProtoMessage() {}
 
 func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6643,7 +6729,7 @@ func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDelayedRequest.ProtoReflect.Descriptor instead.
 func (*CancelDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *CancelDelayedRequest) GetQueue() string {
@@ -6688,7 +6774,7 @@ type RescheduleDelayedRequest struct {
 
 func (x *RescheduleDelayedRequest) Reset() {
 	*x = RescheduleDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6700,7 +6786,7 @@ func (x *RescheduleDelayedRequest) String() string {
 func (*RescheduleDelayedRequest) ProtoMessage() {}
 
 func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6713,7 +6799,7 @@ func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleDelayedRequest.ProtoReflect.Descriptor instead.
 func (*RescheduleDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *RescheduleDelayedRequest) GetQueue() string {
@@ -6762,7 +6848,7 @@ type ChangeDelayedResponse struct {
 
 func (x *ChangeDelayedResponse) Reset() {
 	*x = ChangeDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6774,7 +6860,7 @@ func (x *ChangeDelayedResponse) String() string {
 func (*ChangeDelayedResponse) ProtoMessage() {}
 
 func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6787,7 +6873,7 @@ func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ChangeDelayedResponse) GetAddress() uint64 {
@@ -6820,7 +6906,7 @@ type BrowseRequest struct {
 
 func (x *BrowseRequest) Reset() {
 	*x = BrowseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6832,7 +6918,7 @@ func (x *BrowseRequest) String() string {
 func (*BrowseRequest) ProtoMessage() {}
 
 func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6845,7 +6931,7 @@ func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseRequest.ProtoReflect.Descriptor instead.
 func (*BrowseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *BrowseRequest) GetQueue() string {
@@ -6904,7 +6990,7 @@ type BrowsedMessage struct {
 
 func (x *BrowsedMessage) Reset() {
 	*x = BrowsedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6916,7 +7002,7 @@ func (x *BrowsedMessage) String() string {
 func (*BrowsedMessage) ProtoMessage() {}
 
 func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6929,7 +7015,7 @@ func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowsedMessage.ProtoReflect.Descriptor instead.
 func (*BrowsedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *BrowsedMessage) GetAddress() uint64 {
@@ -7013,7 +7099,7 @@ type BrowseResponse struct {
 
 func (x *BrowseResponse) Reset() {
 	*x = BrowseResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7025,7 +7111,7 @@ func (x *BrowseResponse) String() string {
 func (*BrowseResponse) ProtoMessage() {}
 
 func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7038,7 +7124,7 @@ func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseResponse.ProtoReflect.Descriptor instead.
 func (*BrowseResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *BrowseResponse) GetMessages() []*BrowsedMessage {
@@ -7067,7 +7153,7 @@ type LookupPublishRequest struct {
 
 func (x *LookupPublishRequest) Reset() {
 	*x = LookupPublishRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7079,7 +7165,7 @@ func (x *LookupPublishRequest) String() string {
 func (*LookupPublishRequest) ProtoMessage() {}
 
 func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7092,7 +7178,7 @@ func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishRequest.ProtoReflect.Descriptor instead.
 func (*LookupPublishRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *LookupPublishRequest) GetQueue() string {
@@ -7141,7 +7227,7 @@ type LookupPublishResponse struct {
 
 func (x *LookupPublishResponse) Reset() {
 	*x = LookupPublishResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7153,7 +7239,7 @@ func (x *LookupPublishResponse) String() string {
 func (*LookupPublishResponse) ProtoMessage() {}
 
 func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7166,7 +7252,7 @@ func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishResponse.ProtoReflect.Descriptor instead.
 func (*LookupPublishResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *LookupPublishResponse) GetOutcome() string {
@@ -7656,14 +7742,21 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"<\n" +
 	"\x13ResumeGroupResponse\x12%\n" +
-	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"B\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"g\n" +
 	"\x14ListConsumersRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\tR\x05group\"S\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12#\n" +
+	"\rwith_messages\x18\x03 \x01(\bR\fwithMessages\"s\n" +
+	"\vHeldMessage\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x18\n" +
+	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x17\n" +
+	"\aheld_ms\x18\x03 \x01(\x04R\x06heldMs\x12\x17\n" +
+	"\aleft_ms\x18\x04 \x01(\x04R\x06leftMs\"\x86\x01\n" +
 	"\bConsumer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tin_flight\x18\x02 \x01(\x04R\binFlight\x12\x16\n" +
-	"\x06active\x18\x03 \x01(\bR\x06active\"\x83\x02\n" +
+	"\x06active\x18\x03 \x01(\bR\x06active\x121\n" +
+	"\bmessages\x18\x04 \x03(\v2\x15.tierq.v1.HeldMessageR\bmessages\"\x83\x02\n" +
 	"\x15ListConsumersResponse\x120\n" +
 	"\tconsumers\x18\x01 \x03(\v2\x12.tierq.v1.ConsumerR\tconsumers\x12\x1b\n" +
 	"\tin_flight\x18\x02 \x01(\x04R\binFlight\x12\"\n" +
@@ -7863,7 +7956,7 @@ func file_tierq_v1_tierq_proto_rawDescGZIP() []byte {
 }
 
 var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
+var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
 var file_tierq_v1_tierq_proto_goTypes = []any{
 	(Effect)(0),                        // 0: tierq.v1.Effect
 	(Ordering)(0),                      // 1: tierq.v1.Ordering
@@ -7949,161 +8042,163 @@ var file_tierq_v1_tierq_proto_goTypes = []any{
 	(*ResumeGroupRequest)(nil),         // 81: tierq.v1.ResumeGroupRequest
 	(*ResumeGroupResponse)(nil),        // 82: tierq.v1.ResumeGroupResponse
 	(*ListConsumersRequest)(nil),       // 83: tierq.v1.ListConsumersRequest
-	(*Consumer)(nil),                   // 84: tierq.v1.Consumer
-	(*ListConsumersResponse)(nil),      // 85: tierq.v1.ListConsumersResponse
-	(*ExplainGroupRequest)(nil),        // 86: tierq.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),       // 87: tierq.v1.ExplainGroupResponse
-	(*DelayedPosition)(nil),            // 88: tierq.v1.DelayedPosition
-	(*DelayedMessage)(nil),             // 89: tierq.v1.DelayedMessage
-	(*ListDelayedRequest)(nil),         // 90: tierq.v1.ListDelayedRequest
-	(*ListDelayedResponse)(nil),        // 91: tierq.v1.ListDelayedResponse
-	(*CancelDelayedRequest)(nil),       // 92: tierq.v1.CancelDelayedRequest
-	(*RescheduleDelayedRequest)(nil),   // 93: tierq.v1.RescheduleDelayedRequest
-	(*ChangeDelayedResponse)(nil),      // 94: tierq.v1.ChangeDelayedResponse
-	(*BrowseRequest)(nil),              // 95: tierq.v1.BrowseRequest
-	(*BrowsedMessage)(nil),             // 96: tierq.v1.BrowsedMessage
-	(*BrowseResponse)(nil),             // 97: tierq.v1.BrowseResponse
-	(*LookupPublishRequest)(nil),       // 98: tierq.v1.LookupPublishRequest
-	(*LookupPublishResponse)(nil),      // 99: tierq.v1.LookupPublishResponse
+	(*HeldMessage)(nil),                // 84: tierq.v1.HeldMessage
+	(*Consumer)(nil),                   // 85: tierq.v1.Consumer
+	(*ListConsumersResponse)(nil),      // 86: tierq.v1.ListConsumersResponse
+	(*ExplainGroupRequest)(nil),        // 87: tierq.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),       // 88: tierq.v1.ExplainGroupResponse
+	(*DelayedPosition)(nil),            // 89: tierq.v1.DelayedPosition
+	(*DelayedMessage)(nil),             // 90: tierq.v1.DelayedMessage
+	(*ListDelayedRequest)(nil),         // 91: tierq.v1.ListDelayedRequest
+	(*ListDelayedResponse)(nil),        // 92: tierq.v1.ListDelayedResponse
+	(*CancelDelayedRequest)(nil),       // 93: tierq.v1.CancelDelayedRequest
+	(*RescheduleDelayedRequest)(nil),   // 94: tierq.v1.RescheduleDelayedRequest
+	(*ChangeDelayedResponse)(nil),      // 95: tierq.v1.ChangeDelayedResponse
+	(*BrowseRequest)(nil),              // 96: tierq.v1.BrowseRequest
+	(*BrowsedMessage)(nil),             // 97: tierq.v1.BrowsedMessage
+	(*BrowseResponse)(nil),             // 98: tierq.v1.BrowseResponse
+	(*LookupPublishRequest)(nil),       // 99: tierq.v1.LookupPublishRequest
+	(*LookupPublishResponse)(nil),      // 100: tierq.v1.LookupPublishResponse
 }
 var file_tierq_v1_tierq_proto_depIdxs = []int32{
-	0,  // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
-	1,  // 1: tierq.v1.QueueOptions.ordering:type_name -> tierq.v1.Ordering
-	2,  // 2: tierq.v1.QueueOptions.overflow:type_name -> tierq.v1.Overflow
-	3,  // 3: tierq.v1.QueueOptions.durability:type_name -> tierq.v1.Durability
-	4,  // 4: tierq.v1.QueueOptions.mode:type_name -> tierq.v1.QueueMode
-	6,  // 5: tierq.v1.CreateQueueRequest.options:type_name -> tierq.v1.QueueOptions
-	11, // 6: tierq.v1.CreateQueueResponse.queue:type_name -> tierq.v1.Queue
-	9,  // 7: tierq.v1.Partition.replicas:type_name -> tierq.v1.Replica
-	6,  // 8: tierq.v1.Queue.options:type_name -> tierq.v1.QueueOptions
-	10, // 9: tierq.v1.Queue.partitions:type_name -> tierq.v1.Partition
-	24, // 10: tierq.v1.Queue.groups:type_name -> tierq.v1.Group
-	11, // 11: tierq.v1.ListQueuesResponse.queues:type_name -> tierq.v1.Queue
-	11, // 12: tierq.v1.DescribeQueueResponse.queue:type_name -> tierq.v1.Queue
-	18, // 13: tierq.v1.OutMessage.headers:type_name -> tierq.v1.Header
-	19, // 14: tierq.v1.PublishRequest.messages:type_name -> tierq.v1.OutMessage
-	21, // 15: tierq.v1.PublishResponse.results:type_name -> tierq.v1.PublishResult
-	23, // 16: tierq.v1.Group.config:type_name -> tierq.v1.GroupConfig
-	23, // 17: tierq.v1.CreateGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	25, // 18: tierq.v1.CreateGroupRequest.start:type_name -> tierq.v1.Start
-	24, // 19: tierq.v1.CreateGroupResponse.group:type_name -> tierq.v1.Group
-	24, // 20: tierq.v1.ListGroupsResponse.groups:type_name -> tierq.v1.Group
-	25, // 21: tierq.v1.ResetGroupRequest.start:type_name -> tierq.v1.Start
-	24, // 22: tierq.v1.ResetGroupResponse.group:type_name -> tierq.v1.Group
-	24, // 23: tierq.v1.MoveGroupResponse.group:type_name -> tierq.v1.Group
-	18, // 24: tierq.v1.Message.headers:type_name -> tierq.v1.Header
-	37, // 25: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
-	0,  // 26: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
-	44, // 27: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
-	22, // 28: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
-	5,  // 29: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
-	47, // 30: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
-	48, // 31: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
-	37, // 32: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
-	44, // 33: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
-	50, // 34: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
-	51, // 35: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
-	52, // 36: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
-	18, // 37: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
-	54, // 38: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
-	61, // 39: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
-	65, // 40: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
-	6,  // 41: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
-	11, // 42: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
-	11, // 43: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
-	11, // 44: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
-	23, // 45: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	24, // 46: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
-	24, // 47: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
-	24, // 48: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
-	84, // 49: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
-	18, // 50: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
-	88, // 51: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
-	89, // 52: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
-	88, // 53: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
-	18, // 54: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
-	96, // 55: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
-	7,  // 56: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
-	12, // 57: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
-	14, // 58: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
-	16, // 59: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
-	20, // 60: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
-	26, // 61: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
-	28, // 62: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
-	30, // 63: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
-	32, // 64: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
-	34, // 65: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
-	36, // 66: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
-	39, // 67: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
-	40, // 68: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
-	41, // 69: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
-	42, // 70: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
-	43, // 71: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
-	55, // 72: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
-	57, // 73: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
-	59, // 74: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
-	20, // 75: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
-	49, // 76: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
-	62, // 77: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
-	64, // 78: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
-	67, // 79: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
-	69, // 80: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
-	71, // 81: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
-	73, // 82: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
-	75, // 83: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
-	77, // 84: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
-	79, // 85: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
-	81, // 86: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
-	83, // 87: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
-	86, // 88: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
-	90, // 89: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
-	92, // 90: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
-	93, // 91: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
-	95, // 92: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
-	98, // 93: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
-	8,  // 94: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
-	13, // 95: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
-	15, // 96: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
-	17, // 97: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
-	22, // 98: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
-	27, // 99: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
-	29, // 100: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
-	31, // 101: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
-	33, // 102: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
-	35, // 103: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
-	38, // 104: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
-	45, // 105: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
-	45, // 106: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
-	45, // 107: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
-	45, // 108: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
-	45, // 109: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
-	56, // 110: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
-	58, // 111: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
-	60, // 112: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
-	46, // 113: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
-	53, // 114: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
-	63, // 115: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
-	66, // 116: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
-	68, // 117: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
-	70, // 118: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
-	72, // 119: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
-	74, // 120: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
-	76, // 121: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
-	78, // 122: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
-	80, // 123: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
-	82, // 124: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
-	85, // 125: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
-	87, // 126: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
-	91, // 127: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
-	94, // 128: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	94, // 129: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	97, // 130: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
-	99, // 131: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
-	94, // [94:132] is the sub-list for method output_type
-	56, // [56:94] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	0,   // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
+	1,   // 1: tierq.v1.QueueOptions.ordering:type_name -> tierq.v1.Ordering
+	2,   // 2: tierq.v1.QueueOptions.overflow:type_name -> tierq.v1.Overflow
+	3,   // 3: tierq.v1.QueueOptions.durability:type_name -> tierq.v1.Durability
+	4,   // 4: tierq.v1.QueueOptions.mode:type_name -> tierq.v1.QueueMode
+	6,   // 5: tierq.v1.CreateQueueRequest.options:type_name -> tierq.v1.QueueOptions
+	11,  // 6: tierq.v1.CreateQueueResponse.queue:type_name -> tierq.v1.Queue
+	9,   // 7: tierq.v1.Partition.replicas:type_name -> tierq.v1.Replica
+	6,   // 8: tierq.v1.Queue.options:type_name -> tierq.v1.QueueOptions
+	10,  // 9: tierq.v1.Queue.partitions:type_name -> tierq.v1.Partition
+	24,  // 10: tierq.v1.Queue.groups:type_name -> tierq.v1.Group
+	11,  // 11: tierq.v1.ListQueuesResponse.queues:type_name -> tierq.v1.Queue
+	11,  // 12: tierq.v1.DescribeQueueResponse.queue:type_name -> tierq.v1.Queue
+	18,  // 13: tierq.v1.OutMessage.headers:type_name -> tierq.v1.Header
+	19,  // 14: tierq.v1.PublishRequest.messages:type_name -> tierq.v1.OutMessage
+	21,  // 15: tierq.v1.PublishResponse.results:type_name -> tierq.v1.PublishResult
+	23,  // 16: tierq.v1.Group.config:type_name -> tierq.v1.GroupConfig
+	23,  // 17: tierq.v1.CreateGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	25,  // 18: tierq.v1.CreateGroupRequest.start:type_name -> tierq.v1.Start
+	24,  // 19: tierq.v1.CreateGroupResponse.group:type_name -> tierq.v1.Group
+	24,  // 20: tierq.v1.ListGroupsResponse.groups:type_name -> tierq.v1.Group
+	25,  // 21: tierq.v1.ResetGroupRequest.start:type_name -> tierq.v1.Start
+	24,  // 22: tierq.v1.ResetGroupResponse.group:type_name -> tierq.v1.Group
+	24,  // 23: tierq.v1.MoveGroupResponse.group:type_name -> tierq.v1.Group
+	18,  // 24: tierq.v1.Message.headers:type_name -> tierq.v1.Header
+	37,  // 25: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
+	0,   // 26: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
+	44,  // 27: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
+	22,  // 28: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
+	5,   // 29: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
+	47,  // 30: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
+	48,  // 31: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
+	37,  // 32: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
+	44,  // 33: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
+	50,  // 34: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
+	51,  // 35: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
+	52,  // 36: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
+	18,  // 37: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
+	54,  // 38: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
+	61,  // 39: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
+	65,  // 40: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
+	6,   // 41: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
+	11,  // 42: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 43: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 44: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
+	23,  // 45: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	24,  // 46: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
+	24,  // 47: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
+	24,  // 48: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
+	84,  // 49: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
+	85,  // 50: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
+	18,  // 51: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
+	89,  // 52: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
+	90,  // 53: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
+	89,  // 54: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
+	18,  // 55: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
+	97,  // 56: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
+	7,   // 57: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
+	12,  // 58: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
+	14,  // 59: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
+	16,  // 60: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
+	20,  // 61: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
+	26,  // 62: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
+	28,  // 63: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
+	30,  // 64: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
+	32,  // 65: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
+	34,  // 66: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
+	36,  // 67: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
+	39,  // 68: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
+	40,  // 69: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
+	41,  // 70: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
+	42,  // 71: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
+	43,  // 72: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
+	55,  // 73: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
+	57,  // 74: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
+	59,  // 75: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
+	20,  // 76: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
+	49,  // 77: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
+	62,  // 78: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
+	64,  // 79: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
+	67,  // 80: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
+	69,  // 81: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
+	71,  // 82: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
+	73,  // 83: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
+	75,  // 84: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
+	77,  // 85: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
+	79,  // 86: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
+	81,  // 87: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
+	83,  // 88: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
+	87,  // 89: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
+	91,  // 90: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
+	93,  // 91: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
+	94,  // 92: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
+	96,  // 93: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
+	99,  // 94: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
+	8,   // 95: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
+	13,  // 96: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
+	15,  // 97: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
+	17,  // 98: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
+	22,  // 99: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
+	27,  // 100: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
+	29,  // 101: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
+	31,  // 102: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
+	33,  // 103: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
+	35,  // 104: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
+	38,  // 105: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
+	45,  // 106: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
+	45,  // 107: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
+	45,  // 108: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
+	45,  // 109: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
+	45,  // 110: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
+	56,  // 111: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
+	58,  // 112: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
+	60,  // 113: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
+	46,  // 114: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
+	53,  // 115: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
+	63,  // 116: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
+	66,  // 117: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
+	68,  // 118: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
+	70,  // 119: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
+	72,  // 120: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
+	74,  // 121: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
+	76,  // 122: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
+	78,  // 123: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
+	80,  // 124: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
+	82,  // 125: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
+	86,  // 126: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
+	88,  // 127: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
+	92,  // 128: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
+	95,  // 129: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	95,  // 130: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	98,  // 131: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
+	100, // 132: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
+	95,  // [95:133] is the sub-list for method output_type
+	57,  // [57:95] is the sub-list for method input_type
+	57,  // [57:57] is the sub-list for extension type_name
+	57,  // [57:57] is the sub-list for extension extendee
+	0,   // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_tierq_proto_init() }
@@ -8130,14 +8225,14 @@ func file_tierq_v1_tierq_proto_init() {
 		(*ConsumeResponse_Messages)(nil),
 		(*ConsumeResponse_Settled)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[90].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[91].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_tierq_proto_rawDesc), len(file_tierq_v1_tierq_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   95,
+			NumMessages:   96,
 			NumExtensions: 0,
 			NumServices:   5,
 		},
