@@ -180,9 +180,7 @@ func (n *Node) DescribeQueue(ctx context.Context, name string) (api.QueueInfo, e
 		info.Bytes += meta.Counters.Bytes
 		info.Delayed += meta.Counters.Delayed
 		info.Last = max(info.Last, meta.Last)
-		for _, g := range groups {
-			info.Groups = append(info.Groups, n.groupInfo(q.Name, d, g))
-		}
+		info.Groups = append(info.Groups, n.groupInfos(q.Name, d, groups)...)
 	}
 	return info, nil
 }
@@ -366,22 +364,31 @@ func (n *Node) ListGroups(ctx context.Context, name string) ([]api.GroupInfo, er
 	if err := d.raft.ReadIndex(ctx); err != nil {
 		return nil, err
 	}
-	var out []api.GroupInfo
-	for _, g := range d.reader.Groups() {
-		out = append(out, n.groupInfo(q.Name, d, g))
+	return n.groupInfos(q.Name, d, d.reader.Groups()), nil
+}
+
+// groupInfos describes groups, and how long the oldest message of each has waited.
+func (n *Node) groupInfos(queueName string, d *desk, groups []queue.GroupInfo) []api.GroupInfo {
+	stats := map[queue.GroupID]home.GroupStats{}
+	for _, s := range d.keeper.Stats() {
+		stats[s.Group] = s
 	}
-	return out, nil
+	out := make([]api.GroupInfo, len(groups))
+	for i, g := range groups {
+		out[i] = n.groupInfoWith(queueName, d, g, stats[g.ID])
+		n.addOldest(&out[i], d)
+	}
+	return out
 }
 
 func (n *Node) groupInfo(queueName string, d *desk, g queue.GroupInfo) api.GroupInfo {
-	info := api.GroupInfo{GroupInfo: g, Queue: queueName}
+	return n.groupInfoWith(queueName, d, g, d.statsOf(g.ID))
+}
+
+func (n *Node) groupInfoWith(queueName string, d *desk, g queue.GroupInfo, s home.GroupStats) api.GroupInfo {
+	info := api.GroupInfo{GroupInfo: g, Queue: queueName, InFlight: s.Leased, Waiting: s.Waiters}
 	if h, ok := n.view().HostOf(d.shard, g.Home); ok {
 		info.HomeHost, info.HomeAPI = h.ID, h.ClientAddr
-	}
-	for _, s := range d.keeper.Stats() {
-		if s.Group == g.ID {
-			info.InFlight, info.Waiting = s.Leased, s.Waiters
-		}
 	}
 	return info
 }
@@ -587,80 +594,6 @@ func settle(ctx context.Context, k *home.Keeper, r api.Settle) ([]home.ItemResul
 			items[i] = home.ExtendItem{Receipt: rc, Lease: r.Lease}
 		}
 		return k.Extend(ctx, r.Group, items)
-	}
-}
-
-// ListDead implements api.Backend on any replica.
-func (n *Node) ListDead(ctx context.Context, name, group string, from queue.Address, limit int) ([]queue.DeadLetter, queue.Address, error) {
-	_, d, err := n.first(ctx, name)
-	if err != nil {
-		return nil, 0, err
-	}
-	if err := d.raft.ReadIndex(ctx); err != nil {
-		return nil, 0, err
-	}
-	g, err := d.group(ctx, group)
-	if err != nil {
-		return nil, 0, err
-	}
-	return d.reader.DeadLetters(g.ID, from, limit, true)
-}
-
-// RedriveDead implements api.Backend at the group's home; it is forwarded there.
-func (n *Node) RedriveDead(ctx context.Context, name, group string, addresses []queue.Address) (int, int, error) {
-	return n.dead(ctx, name, group, addresses, (*home.Keeper).Redrive)
-}
-
-// PurgeDead implements api.Backend at the group's home; it is forwarded there.
-func (n *Node) PurgeDead(ctx context.Context, name, group string, addresses []queue.Address) (int, error) {
-	done, _, err := n.dead(ctx, name, group, addresses, (*home.Keeper).PurgeDead)
-	return done, err
-}
-
-// deadBatch is how many dead letters one command treats.
-const deadBatch = 512
-
-type deadCall func(k *home.Keeper, ctx context.Context, group string, addresses []queue.Address, limit int) ([]home.DeadResult, error)
-
-// dead treats the named dead letters, or all of them in batches until none is left that can be treated.
-func (n *Node) dead(ctx context.Context, name, group string, addresses []queue.Address, call deadCall) (done, skipped int, err error) {
-	_, d, err := n.first(ctx, name)
-	if err != nil {
-		return 0, 0, err
-	}
-	g, err := d.group(ctx, group)
-	if err != nil {
-		return 0, 0, err
-	}
-	if host, ok := d.hostOf(g.Home); g.Home != d.self && ok {
-		return 0, 0, n.elsewhere(host, &code.Error{Code: code.NotOwner, Effect: code.EffectNone, Epoch: uint64(g.Epoch)})
-	}
-	for {
-		part := addresses
-		if len(part) > deadBatch {
-			part = part[:deadBatch]
-		}
-		results, err := call(d.keeper, ctx, group, part, deadBatch)
-		if err != nil {
-			return done, skipped, n.withHome(d, group, err)
-		}
-		before := done
-		for _, r := range results {
-			if r.Code == code.OK {
-				done++
-			} else {
-				skipped++
-			}
-		}
-		if len(addresses) > 0 {
-			if addresses = addresses[len(part):]; len(addresses) == 0 {
-				return done, skipped, nil
-			}
-			continue
-		}
-		if len(results) == 0 || done == before {
-			return done, skipped, nil
-		}
 	}
 }
 

@@ -61,8 +61,9 @@ type desk struct {
 
 	configured atomic.Bool // the shard's options are the catalog's
 	wake       chan struct{}
-	groups     atomic.Bool // groups changed since the housekeeper looked
-	moved      atomic.Bool // something was applied since the housekeeper looked
+	groups     atomic.Bool   // groups changed since the housekeeper looked
+	moved      atomic.Bool   // something was applied since the housekeeper looked
+	purging    chan struct{} // one place: purges that count run one after the other
 	stop       context.CancelFunc
 	done       sync.WaitGroup
 }
@@ -83,7 +84,7 @@ type deskOptions struct {
 func openDesk(o deskOptions) (*desk, error) {
 	d := &desk{
 		shard: o.Shard, self: o.Self, host: o.Host, reader: o.Reader, raft: o.Raft, fleet: o.Fleet, metrics: o.Metrics,
-		log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1),
+		log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1), purging: make(chan struct{}, 1),
 	}
 	k, err := home.NewKeeper(home.Options{
 		Shard: o.Shard, Self: o.Self, Reader: o.Reader, Propose: d.propose, ReadIndex: o.Raft.ReadIndex, Stamp: o.Raft.Stamp,

@@ -12,6 +12,8 @@ import (
 // Backend is what the listeners need of a host. Every method returns by its context's deadline. A method that must be
 // answered elsewhere returns *ElsewhereError and has had no effect. Refusals and failures are *code.Error.
 type Backend interface {
+	Admin
+
 	CreateQueue(ctx context.Context, r CreateQueue) (QueueInfo, bool, error)
 	ListQueues(ctx context.Context, prefix string) ([]QueueInfo, error)
 	// DescribeQueue reads the partitions' state where a replica is at hand, linearizably.
@@ -28,9 +30,10 @@ type Backend interface {
 	Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch, error)
 	Settle(ctx context.Context, r Settle) ([]SettleResult, error)
 
-	ListDead(ctx context.Context, queue, group string, from queue.Address, limit int) ([]queue.DeadLetter, queue.Address, error)
-	RedriveDead(ctx context.Context, queue, group string, addresses []queue.Address) (redriven, skipped int, err error)
-	PurgeDead(ctx context.Context, queue, group string, addresses []queue.Address) (purged int, err error)
+	ListDead(ctx context.Context, r Dead) ([]queue.DeadLetter, queue.Address, error)
+	// RedriveDead and PurgeDead go on until nothing is left, the limit is reached, or shortly before the deadline.
+	RedriveDead(ctx context.Context, r Dead) (DeadReply, error)
+	PurgeDead(ctx context.Context, r Dead) (DeadReply, error)
 
 	Fleet() Fleet
 	// Digest reads the digest of the local replica of a partition.
@@ -132,6 +135,9 @@ type GroupInfo struct {
 	HomeAPI  string
 	InFlight int
 	Waiting  int
+	// Oldest is the message that has waited longest, for OldestAge; 0: none. Told by lists and descriptions.
+	Oldest    queue.Address
+	OldestAge time.Duration
 }
 
 // Receive asks a group's home for messages. Lease is nil for the group's own.
@@ -185,6 +191,27 @@ type SettleResult struct {
 	Address queue.Address
 	Already bool
 	Err     error
+}
+
+// Dead selects dead letters of a group: the named ones, or those from From on that the filters let through.
+type Dead struct {
+	Queue     string
+	Group     string
+	Addresses []queue.Address
+	From      queue.Address
+	// Limit bounds them; 0: all, but for lists.
+	Limit        int
+	ReasonPrefix string
+	OlderThan    time.Duration
+	// Rate is how many are treated in a second at most; 0: no limit.
+	Rate   int
+	DryRun bool
+}
+
+// DeadReply counts what was done, or with a dry run what matched. Next is where to go on, 0 at the end.
+type DeadReply struct {
+	Done, Skipped, Matched int
+	Next                   queue.Address
 }
 
 // Fleet is what a host knows of its fleet.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"connectrpc.com/connect"
@@ -231,14 +232,16 @@ func (s groupService) settle(ctx context.Context, r Settle) (*connect.Response[t
 
 func (s groupService) ListDeadLetters(ctx context.Context, req *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
 	m := req.Msg
-	limit := int(m.GetLimit())
-	if limit == 0 {
-		limit = 100
+	limit, err := pageOf(m.GetLimit())
+	if err != nil {
+		return nil, err
 	}
-	if limit > maxReceive {
-		return nil, code.New(code.InvalidArgument, "limit: %d, at most %d are allowed", limit, maxReceive)
+	r, err := deadOf(m.GetQueue(), m.GetGroup(), nil, m)
+	if err != nil {
+		return nil, err
 	}
-	dead, next, err := s.backend.ListDead(ctx, m.GetQueue(), groupName(m.GetGroup()), queue.Address(m.GetFromAddress()), limit)
+	r.Limit = limit
+	dead, next, err := s.backend.ListDead(ctx, r)
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
 			return s.client(host).ListDeadLetters(ctx, r)
@@ -256,24 +259,64 @@ func (s groupService) ListDeadLetters(ctx context.Context, req *connect.Request[
 
 func (s groupService) RedriveDeadLetters(ctx context.Context, req *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
 	m := req.Msg
-	redriven, skipped, err := s.backend.RedriveDead(ctx, m.GetQueue(), groupName(m.GetGroup()), addresses(m.GetAddresses()))
+	r, err := deadOf(m.GetQueue(), m.GetGroup(), m.GetAddresses(), m)
+	if err != nil {
+		return nil, err
+	}
+	r.Limit, r.DryRun, r.Rate = int(min(m.GetLimit(), math.MaxInt32)), m.GetDryRun(), int(m.GetRatePerSecond())
+	reply, err := s.backend.RedriveDead(ctx, r)
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
 			return s.client(host).RedriveDeadLetters(ctx, r)
 		})
 	}
-	return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{Redriven: uint64(redriven), Skipped: uint64(skipped)}), nil
+	return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{
+		Redriven: uint64(reply.Done), Skipped: uint64(reply.Skipped), NextAddress: uint64(reply.Next), Matched: uint64(reply.Matched),
+	}), nil
 }
 
 func (s groupService) PurgeDeadLetters(ctx context.Context, req *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
 	m := req.Msg
-	purged, err := s.backend.PurgeDead(ctx, m.GetQueue(), groupName(m.GetGroup()), addresses(m.GetAddresses()))
+	r, err := deadOf(m.GetQueue(), m.GetGroup(), m.GetAddresses(), m)
+	if err != nil {
+		return nil, err
+	}
+	r.Limit, r.DryRun = int(min(m.GetLimit(), math.MaxInt32)), m.GetDryRun()
+	reply, err := s.backend.PurgeDead(ctx, r)
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
 			return s.client(host).PurgeDeadLetters(ctx, r)
 		})
 	}
-	return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Purged: uint64(purged)}), nil
+	return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Purged: uint64(reply.Done), NextAddress: uint64(reply.Next), Matched: uint64(reply.Matched)}), nil
+}
+
+// maxDeadAddresses bounds the dead letters that one call names.
+const maxDeadAddresses = 10_000
+
+// deadOf checks what the three calls about dead letters have in common.
+func deadOf(queueName, group string, named []uint64, m interface {
+	GetReasonPrefix() string
+	GetOlderThanMs() uint64
+	GetFromAddress() uint64
+}) (Dead, error) {
+	from, err := addressOf("from_address", m.GetFromAddress())
+	switch {
+	case err != nil:
+		return Dead{}, err
+	case len(named) > maxDeadAddresses:
+		return Dead{}, code.New(code.BatchTooLarge, "addresses: %d in one call, at most %d are allowed: split it", len(named), maxDeadAddresses)
+	case len(named) > 0 && (from != 0 || m.GetReasonPrefix() != "" || m.GetOlderThanMs() != 0):
+		return Dead{}, code.New(code.InvalidArgument, "addresses: they exclude from_address, reason_prefix and older_than_ms")
+	case len(m.GetReasonPrefix()) > maxReason:
+		return Dead{}, code.New(code.InvalidArgument, "reason_prefix: %d bytes, at most %d are allowed", len(m.GetReasonPrefix()), maxReason)
+	case m.GetOlderThanMs() > maxDurationMs:
+		return Dead{}, code.New(code.InvalidArgument, "older_than_ms: %d is more than ten years", m.GetOlderThanMs())
+	}
+	return Dead{
+		Queue: queueName, Group: groupName(group), Addresses: addresses(named), From: from, ReasonPrefix: m.GetReasonPrefix(),
+		OlderThan: time.Duration(m.GetOlderThanMs()) * time.Millisecond,
+	}, nil
 }
 
 func addresses(in []uint64) []queue.Address {
@@ -349,5 +392,8 @@ func protoGroup(g GroupInfo) *tierqv1.Group {
 		Queue: g.Queue, Name: g.Name, Id: uint64(g.ID), Config: protoGroupConfig(g.Config), HomeHost: g.HomeHost, HomeApi: g.HomeAPI,
 		Epoch: uint64(g.Epoch), Floor: uint64(g.Floor), Unfinished: g.Counters.Unfinished, Acked: g.Counters.Acked, Dead: g.Counters.Dead,
 		Retrying: g.Counters.Retrying, InFlight: uint64(g.InFlight), WaitingReceives: uint64(g.Waiting),
+		ConfigVersion: g.ConfigVersion, StartAddress: uint64(g.Start), Exported: g.Counters.Exported, Expired: g.Counters.Expired,
+		Purged: g.Counters.Purged, Cancelled: g.Counters.Cancelled, RetriesTotal: g.Counters.Retries, DeadTotal: g.Counters.DeadTotal,
+		RedrivenTotal: g.Counters.Redriven, OldestAddress: uint64(g.Oldest), OldestAgeMs: uint64(g.OldestAge.Milliseconds()),
 	}
 }

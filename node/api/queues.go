@@ -206,6 +206,8 @@ func queueOptions(o *tierqv1.QueueOptions) queue.QueueOptions {
 		Overflow: queue.Overflow(clampEnum(int32(o.GetOverflow()))), Durability: queue.Durability(clampEnum(int32(o.GetDurability()))),
 		MaxBodyBytes: o.GetMaxBodyBytes(), MaxBytes: o.GetMaxBytes(), MaxMessages: o.GetMaxMessages(),
 		TTLMs: o.GetTtlMs(), MaxDelayMs: o.GetMaxDelayMs(),
+		Mode: queue.Mode(clampEnum(int32(o.GetMode()))), Paused: o.GetPaused(), DedupMs: o.GetDedupMs(),
+		RetainMs: o.GetRetainMs(), RetainBytes: o.GetRetainBytes(), RetainMessages: o.GetRetainMessages(),
 	}
 }
 
@@ -222,6 +224,8 @@ func protoOptions(o queue.QueueOptions) *tierqv1.QueueOptions {
 		Ordering: tierqv1.Ordering(o.Ordering), StrictSequence: o.StrictSequence, Overflow: tierqv1.Overflow(o.Overflow),
 		Durability: tierqv1.Durability(o.Durability), MaxBodyBytes: o.MaxBodyBytes, MaxBytes: o.MaxBytes,
 		MaxMessages: o.MaxMessages, TtlMs: o.TTLMs, MaxDelayMs: o.MaxDelayMs,
+		Mode: tierqv1.QueueMode(o.Mode), Paused: o.Paused, RetainMs: o.RetainMs, RetainBytes: o.RetainBytes, RetainMessages: o.RetainMessages,
+		DedupMs: o.DedupMs, Version: o.Version,
 	}
 }
 
