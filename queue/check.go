@@ -10,22 +10,16 @@ import (
 // as much as reading the whole state.
 func (s *QueueStateMachine) Check() (err error) {
 	defer recoverFault(&err)
-	v := s.view(0)
-	s.mu.RLock()
-	groups := make([]*group, 0, len(s.ids))
-	for _, id := range s.ids {
-		groups = append(groups, s.groups[id])
-	}
-	s.mu.RUnlock()
-	defer v.close()
-	c := &checker{view: v, stored: make(map[Address]bool), buckets: make(map[uint64]*countValue)}
+	all := s.everything()
+	defer all.close()
+	c := &checker{view: all.view, stored: make(map[Address]bool), buckets: make(map[uint64]*countValue)}
 	if err := c.messages(); err != nil {
 		return err
 	}
 	if err := c.counters(); err != nil {
 		return err
 	}
-	for _, g := range groups {
+	for _, g := range all.groups {
 		if err := c.groupOf(g); err != nil {
 			return fmt.Errorf("group %d: %w", g.id, err)
 		}

@@ -151,7 +151,7 @@ type Retention struct {
 	Stamp        Stamp
 	OperationID  uint64
 	ReclaimLine  Address         // reclaim everything at or below; never passes an unfinished message
-	Reclaim      []Address       // explicit addresses that every group has finished
+	Reclaim      []Address       // explicit addresses that every group has finished, or whose expires-at has come
 	DropTo       Address         // drop (policy says so): finished for every group, then reclaimed
 	PurgeTo      Address         // finished for every group, also leased, delayed and dead ones, then reclaimed
 	Park         []Address       // stragglers to park

@@ -41,23 +41,14 @@ func (s *QueueStateMachine) Chores(now Stamp, from Address) (c Chores, err error
 	if from == 0 {
 		s.expiry.begin() // before the view: what is committed later counts as appended since
 	}
-	v := s.view(0)
-	defer v.close()
-	k := &housekeeper{view: v, now: now}
-	s.mu.RLock()
-	same := s.meta.Applied == v.meta.Applied
-	for _, id := range s.ids {
-		k.groups = append(k.groups, s.groups[id])
-	}
-	s.mu.RUnlock()
-	if !same {
-		return Chores{Next: from}, nil // a command came between: ask again
-	}
-	c.Sweep = v.meta.sweeping
+	k := s.everything()
+	defer k.close()
+	k.now = now
+	c.Sweep = k.meta.sweeping
 	k.line(&c)
 	k.scan(&c, from, s.expiry.needed())
 	s.expiry.looked(k.sawExpiry, c.Next == 0)
-	if v.meta.Options.Mode == ModeLog {
+	if k.meta.Options.Mode == ModeLog {
 		c.DropTo = k.retained()
 	}
 	return c, nil

@@ -42,7 +42,7 @@ type GroupInfo struct {
 	Config          GroupConfig
 	ConfigVersion   uint64
 	Home            ReplicaID
-	HomeIndex       Index // the index of the Home (or creation) that made the present epoch
+	HomeIndex       Index // the index of the last Home, or of the creation; a reset moves the epoch and not this
 	Released        bool  // that Home was released, or it is the creation: no wait is due
 	Epoch           Epoch
 	ClaimGeneration uint64
