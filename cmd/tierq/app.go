@@ -63,7 +63,7 @@ func (a *app) rootCommand() *cobra.Command {
 	fs := root.PersistentFlags()
 	fs.StringVar(&a.addr, "addr", addr, "API addresses of the fleet, separated by commas (env TIERQ_ADDR)")
 	fs.BoolVar(&a.json, "json", false, "print JSON for scripts")
-	fs.DurationVar(&a.timeout, "timeout", 0, "how long to try (default 10s, for send 60s)")
+	fs.DurationVar(&a.timeout, "timeout", 0, "how long to try (default 10s; send, digest, doctor: 60s)")
 	for _, command := range commands {
 		root.AddCommand(command(a))
 	}
@@ -198,12 +198,17 @@ func (a *app) tryFor(d time.Duration) time.Duration {
 
 // withClient runs f with a client that gives up as soon as no address answers, within --timeout.
 func (a *app) withClient(ctx context.Context, f func(context.Context, *client.Client) error) error {
+	return a.withClientFor(ctx, 10*time.Second, f)
+}
+
+// withClientFor is withClient with another default for --timeout.
+func (a *app) withClientFor(ctx context.Context, d time.Duration, f func(context.Context, *client.Client) error) error {
 	o, err := a.options()
 	if err != nil {
 		return err
 	}
 	o.FailFast = true
-	ctx, cancel := context.WithTimeout(ctx, a.tryFor(10*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, a.tryFor(d))
 	defer cancel()
 	return withOptions(ctx, o, f)
 }

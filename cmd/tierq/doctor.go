@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -81,7 +82,7 @@ func doctorCommand(a *app) *cobra.Command {
 					return err
 				}
 			}
-			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+			return a.withClientFor(cmd.Context(), time.Minute, func(ctx context.Context, c *client.Client) error {
 				return a.examine(ctx, c, args, splitList(admin))
 			})
 		},

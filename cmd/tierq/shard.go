@@ -26,7 +26,7 @@ func shardDigest(a *app) *cobra.Command {
 			if err := checkName("queue", args[0]); err != nil {
 				return err
 			}
-			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+			return a.withClientFor(cmd.Context(), time.Minute, func(ctx context.Context, c *client.Client) error {
 				return a.digest(ctx, c, args[0], partition, wait)
 			})
 		},

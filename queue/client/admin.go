@@ -134,9 +134,15 @@ func (c *Client) FleetStatus(ctx context.Context) (*tierqv1.FleetStatusResponse,
 	return call(ctx, c, read(route{}), fleetStatus, &tierqv1.FleetStatusRequest{})
 }
 
-// ShardDigest asks every full replica of a partition for the digest of its state.
+// digestWait is how long a host may take to read and digest a large state.
+const digestWait = 2 * time.Minute
+
+// ShardDigest asks every full replica of a partition for the digest of its state. Without a deadline on ctx it may take
+// minutes: replicas read all that they hold.
 func (c *Client) ShardDigest(ctx context.Context, queue string, partition uint32) (*tierqv1.ShardDigestResponse, error) {
-	return call(ctx, c, read(route{}), shardDigest, &tierqv1.ShardDigestRequest{Queue: queue, Partition: partition})
+	h := read(route{})
+	h.wait = digestWait
+	return call(ctx, c, h, shardDigest, &tierqv1.ShardDigestRequest{Queue: queue, Partition: partition})
 }
 
 // BenchPropose runs a bare propose loop at the leader of a scratch queue, for as long as req says.
