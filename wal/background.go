@@ -18,7 +18,7 @@ const (
 	firstSegmentBytes = 256 << 10
 	// maxSegmentBytes keeps offsets within 32 bits, and a segment within what recovery reads at once.
 	maxSegmentBytes = 2 << 30
-	// quickFill is a segment's life below which the next one is twice as large.
+	// quickFill is a segment's life below which the next one is twice as large; four times, below a fifth of it.
 	quickFill = 500 * time.Millisecond
 	// spaceInterval is how often the free space is looked at.
 	spaceInterval = time.Second
@@ -90,11 +90,12 @@ func (l *Log) prepareSegment(o prepareOrder) (*segment, error) {
 	if _, err := rand.Read(salt[:]); err != nil {
 		return nil, fmt.Errorf("wal: salt: %w", err)
 	}
-	h := segmentHeader{seq: o.seq, hostID: l.o.HostID, salt: binary.LittleEndian.Uint64(salt[:]), size: uint64(o.size)}
-	f, path, err := l.takeSpare(o)
+	h := segmentHeader{seq: o.seq, hostID: l.o.HostID, salt: binary.LittleEndian.Uint64(salt[:])}
+	f, path, size, err := l.takeSpare(o)
 	if err != nil {
 		return nil, err
 	}
+	h.size = uint64(size)
 	s := newSegment(h, l.o.Dir)
 	if err := l.install(f, path, s); err != nil {
 		return nil, errors.Join(fmt.Errorf("wal: prepare segment %d: %w", o.seq, err), f.Close())
@@ -117,40 +118,50 @@ func (l *Log) install(f file, path string, s *segment) error {
 	return l.fs.SyncDir(l.o.Dir)
 }
 
-// takeSpare returns a pre-written file of at least o.size bytes: a spare of just that size, or a new one.
-func (l *Log) takeSpare(o prepareOrder) (file, string, error) {
+// fitsOrder reports whether a file of so many bytes will do where want are asked for. Twice as many do, so
+// that sizes near a boundary do not have files thrown away and written anew.
+func fitsOrder(size, want int64) bool { return size >= want && size <= 2*want }
+
+// takeSpare returns a pre-written file for the order: a spare, or a new one.
+func (l *Log) takeSpare(o prepareOrder) (file, string, int64, error) {
 	for {
-		l.mu.Lock()
-		var sp spare
-		n := len(l.spares)
-		if n > 0 {
-			sp = l.spares[n-1]
-			l.spares = l.spares[:n-1]
-		}
-		l.mu.Unlock()
-		if n == 0 {
+		sp, ok := l.popSpare()
+		if !ok {
 			break
 		}
 		f, err := l.fs.Open(sp.path)
 		if err != nil {
-			return nil, "", fmt.Errorf("wal: open spare: %w", err)
+			return nil, "", 0, fmt.Errorf("wal: open spare: %w", err)
 		}
-		if size, err := f.Size(); err == nil && size == o.size {
-			return f, sp.path, nil
+		if size, err := f.Size(); err == nil && size%pageBytes == 0 && fitsOrder(size, o.size) {
+			return f, sp.path, size, nil
 		}
 		if err := errors.Join(f.Close(), l.fs.Remove(sp.path)); err != nil {
-			return nil, "", fmt.Errorf("wal: remove spare: %w", err)
+			return nil, "", 0, fmt.Errorf("wal: remove spare: %w", err)
 		}
 	}
 	path := pathIn(l.o.Dir, fmt.Sprintf("%016x%s", o.seq, spareSuffix))
 	f, err := l.fs.Create(path)
 	if err != nil {
-		return nil, "", fmt.Errorf("wal: create spare: %w", err)
+		return nil, "", 0, fmt.Errorf("wal: create spare: %w", err)
 	}
 	if err := fillZeros(f, o.size); err != nil {
-		return nil, "", errors.Join(fmt.Errorf("wal: fill %s: %w", path, err), f.Close(), l.fs.Remove(path))
+		return nil, "", 0, errors.Join(fmt.Errorf("wal: fill %s: %w", path, err), f.Close(), l.fs.Remove(path))
 	}
-	return f, path, nil
+	return f, path, o.size, nil
+}
+
+// popSpare takes the newest spare.
+func (l *Log) popSpare() (spare, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := len(l.spares)
+	if n == 0 {
+		return spare{}, false
+	}
+	sp := l.spares[n-1]
+	l.spares = l.spares[:n-1]
+	return sp, true
 }
 
 // makeRoom sees to it that the active segment can take so much. Only the leader calls it.
@@ -252,8 +263,14 @@ func (l *Log) nextSizeLocked() int64 {
 	for size < l.o.SegmentBytes && size < live {
 		size *= 2
 	}
-	if last := l.segments[len(l.segments)-2]; time.Since(l.rotatedAt) < quickFill {
-		size = max(size, 2*int64(last.h.size))
+	last := int64(l.segments[len(l.segments)-2].h.size)
+	switch life := time.Since(l.rotatedAt); {
+	case life < quickFill/5:
+		size = max(size, 4*last)
+	case life < quickFill:
+		size = max(size, 2*last)
+	case fitsOrder(last, size):
+		size = last
 	}
 	return min(size, l.o.SegmentBytes)
 }
@@ -617,7 +634,7 @@ func (l *Log) discard(s *segment) error {
 			break
 		}
 	}
-	keep := idle && len(l.spares) < l.o.RecycleSegments && int64(s.h.size) == l.wantedSize()
+	keep := idle && len(l.spares) < l.o.RecycleSegments && fitsOrder(int64(s.h.size), l.wantedSize())
 	l.mu.Unlock()
 	l.metrics.reclaimed.Add(float64(s.h.size))
 	if idle {
