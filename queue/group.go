@@ -67,6 +67,7 @@ func (g *group) encode(dst []byte) []byte {
 	}
 	dst = append(dst, watermarkLayoutV2)
 	dst = putUint(dst, uint64(g.epoch)) // wm_epoch
+	dst = putUint(dst, uint64(g.wm.EncodedBytes()))
 	return g.wm.Append(dst)
 }
 
@@ -112,7 +113,11 @@ func readWatermark(r *valueReader, epoch Epoch) (Watermark, error) {
 	if e := Epoch(r.uint()); r.bad || e != epoch {
 		return Watermark{}, fmt.Errorf("%w: watermark of epoch %d in a group of epoch %d", ErrCorrupt, e, epoch)
 	}
-	w, err := DecodeWatermark(layout, r.b)
+	blob := r.bytes()
+	if err := r.done("group"); err != nil {
+		return Watermark{}, err
+	}
+	w, err := DecodeWatermark(layout, blob)
 	if err != nil {
 		return w, fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}
