@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"slices"
 	"strconv"
 	"time"
 
@@ -20,6 +22,7 @@ func deadList(a *app) *cobra.Command {
 	var group string
 	var from uint64
 	var limit uint32
+	var which deadFilter
 	c := &cobra.Command{
 		Use:   "list QUEUE",
 		Short: "list a group's dead letters; with --json also their bodies",
@@ -31,34 +34,58 @@ func deadList(a *app) *cobra.Command {
 			if limit < 1 {
 				return usagef("--limit %d: it is at least 1", limit)
 			}
-			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				return a.listDead(ctx, c, args[0], group, from, limit)
-			})
+			if err := which.check(); err != nil {
+				return err
+			}
+			req := &tierqv1.ListDeadLettersRequest{Queue: args[0], Group: group, FromAddress: from, ReasonPrefix: which.reason, OlderThanMs: which.ms()}
+			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error { return a.listDead(ctx, c, req, limit) })
 		},
 	}
 	c.Flags().StringVar(&group, "group", "", "consumer group (default: the queue's default group)")
 	c.Flags().Uint64Var(&from, "from", 0, "from this address on")
 	c.Flags().Uint32Var(&limit, "limit", 100, "most dead letters")
+	which.add(c)
 	return c
 }
 
-func (a *app) listDead(ctx context.Context, c *client.Client, queue, group string, from uint64, limit uint32) error {
+// deadFilter selects dead letters.
+type deadFilter struct {
+	reason string
+	older  time.Duration
+}
+
+func (f *deadFilter) add(c *cobra.Command) {
+	c.Flags().StringVar(&f.reason, "reason", "", "only those whose reason begins so")
+	c.Flags().DurationVar(&f.older, "older", 0, "only those that have been dead for so long")
+}
+
+func (f *deadFilter) check() error {
+	if f.older < 0 || len(f.reason) > 255 {
+		return usagef("--older cannot be below zero, --reason is at most 255 bytes")
+	}
+	return nil
+}
+
+func (f *deadFilter) ms() uint64 { return uint64(f.older.Milliseconds()) }
+
+func (a *app) listDead(ctx context.Context, c *client.Client, req *tierqv1.ListDeadLettersRequest, limit uint32) error {
 	t := newTable("ADDRESS", "ATTEMPTS", "REASON", "FIRST_FAILURE", "DEAD", "BYTES")
 	if a.json {
 		t.columns = append(t.columns, "BODY", "BODY_BASE64")
 	}
 	for left := limit; left > 0; {
-		ds, next, err := c.ListDeadLetters(ctx, queue, group, from, min(left, 1000))
+		req.Limit = min(left, 1000)
+		res, err := c.FindDeadLetters(ctx, req)
 		if err != nil {
 			return err
 		}
-		for _, d := range ds {
+		for _, d := range res.DeadLetters {
 			t.rows = append(t.rows, deadRow(d, a.json))
 		}
-		if next == 0 || len(ds) == 0 {
+		left -= min(left, uint32(len(res.DeadLetters)))
+		if req.FromAddress = res.NextAddress; res.NextAddress == 0 {
 			break
 		}
-		left, from = left-min(left, uint32(len(ds))), next
 	}
 	return a.print(t)
 }
@@ -83,13 +110,38 @@ func stamp(ms uint64) time.Time {
 	return time.UnixMilli(int64(ms)).UTC()
 }
 
-// deadArgs reads QUEUE [ADDRESS...] and demands addresses or --all, so that a slip does not hit everything.
-func deadArgs(args []string, group string, all bool) ([]uint64, error) {
-	if err := checkNames(args[0], group); err != nil {
+// deadSelection is what redrive and purge have in common.
+type deadSelection struct {
+	deadFilter
+	group       string
+	all, dryRun bool
+	from, limit uint64
+}
+
+func (f *deadSelection) add(c *cobra.Command) {
+	fs := c.Flags()
+	fs.StringVar(&f.group, "group", "", "consumer group (default: the queue's default group)")
+	fs.BoolVar(&f.all, "all", false, "all dead letters of the group")
+	fs.Uint64Var(&f.from, "from", 0, "from this address on")
+	fs.Uint64Var(&f.limit, "limit", 0, "most dead letters (default: no limit)")
+	fs.BoolVar(&f.dryRun, "dry-run", false, "count only")
+	f.deadFilter.add(c)
+}
+
+// args reads QUEUE [ADDRESS...] and demands addresses, a filter, or --all, so that a slip does not hit everything.
+func (f *deadSelection) args(args []string) ([]uint64, error) {
+	if err := checkNames(args[0], f.group); err != nil {
 		return nil, err
 	}
-	if all == (len(args) > 1) {
-		return nil, usagef("name addresses, or say --all")
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	filtered := f.reason != "" || f.older > 0
+	switch {
+	case len(args) == 1 && !f.all && !filtered:
+		return nil, usagef("name addresses, or say --all, --reason or --older")
+	case len(args) > 1 && (f.all || filtered || f.from > 0):
+		return nil, usagef("addresses exclude --all, --reason, --older and --from")
 	}
 	var addresses []uint64
 	for _, s := range args[1:] {
@@ -102,58 +154,123 @@ func deadArgs(args []string, group string, all bool) ([]uint64, error) {
 	return addresses, nil
 }
 
+// rounds repeats a call about dead letters until it says that nothing is left, each with the time of a call of its own.
+// A round that fails names where to go on.
+func (a *app) rounds(ctx context.Context, f *deadSelection, round func(ctx context.Context, c *client.Client, from, limit uint64) (done, next uint64, err error)) error {
+	o, err := a.options()
+	if err != nil {
+		return err
+	}
+	o.FailFast = true
+	return withOptions(ctx, o, func(ctx context.Context, c *client.Client) error {
+		for from, left := f.from, f.limit; ; {
+			done, next, err := round(ctx, c, from, left)
+			switch {
+			case err != nil && from != f.from:
+				a.complain("not all is done: go on with --from " + strconv.FormatUint(from, 10))
+				return err
+			case err != nil || next == 0 || f.limit > 0 && done >= left:
+				return err
+			}
+			if from = next; f.limit > 0 {
+				left -= done
+			}
+		}
+	})
+}
+
 func deadRedrive(a *app) *cobra.Command {
-	var group string
-	var all bool
+	var f deadSelection
+	var rate uint32
 	c := &cobra.Command{
 		Use:   "redrive QUEUE [ADDRESS...]",
 		Short: "make dead letters deliverable again",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			addresses, err := deadArgs(args, group, all)
+			addresses, err := f.args(args)
 			if err != nil {
 				return err
 			}
-			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				redriven, skipped, err := c.RedriveDeadLetters(ctx, args[0], group, addresses...)
+			var redriven, skipped, matched uint64
+			err = a.rounds(cmd.Context(), &f, func(ctx context.Context, c *client.Client, from, limit uint64) (uint64, uint64, error) {
+				res, err := c.RedriveSelected(ctx, &tierqv1.RedriveDeadLettersRequest{
+					Queue: args[0], Group: f.group, Addresses: rest(addresses, from), ReasonPrefix: f.reason, OlderThanMs: f.ms(), FromAddress: unless(addresses, from),
+					Limit: limit, RatePerSecond: rate, DryRun: f.dryRun,
+				})
 				if err != nil {
-					return err
+					return 0, 0, err
 				}
-				t := newTable("REDRIVEN", "SKIPPED")
-				t.add(redriven, skipped)
-				return a.printOne(t)
+				redriven, skipped, matched = redriven+res.Redriven, skipped+res.Skipped, matched+res.Matched
+				return res.Redriven + res.Skipped + res.Matched, res.NextAddress, nil
 			})
+			t := newTable("REDRIVEN", "SKIPPED")
+			t.add(redriven, skipped)
+			if f.dryRun {
+				t = newTable("MATCHED")
+				t.add(matched)
+			}
+			if err != nil && redriven+skipped+matched == 0 {
+				return err
+			}
+			return errors.Join(a.printOne(t), err)
 		},
 	}
-	c.Flags().StringVar(&group, "group", "", "consumer group (default: the queue's default group)")
-	c.Flags().BoolVar(&all, "all", false, "all dead letters of the group")
+	f.add(c)
+	c.Flags().Uint32Var(&rate, "rate", 0, "at most so many a second (default: no limit)")
 	return c
 }
 
+// rest is what is left of named addresses, in their order, from one on; 0 is all.
+func rest(addresses []uint64, from uint64) []uint64 {
+	if i := slices.Index(addresses, from); i >= 0 {
+		return addresses[i:]
+	}
+	return addresses
+}
+
+// unless is an address to go on from where none are named.
+func unless(addresses []uint64, from uint64) uint64 {
+	if len(addresses) > 0 {
+		return 0
+	}
+	return from
+}
+
 func deadPurge(a *app) *cobra.Command {
-	var group string
-	var all bool
+	var f deadSelection
 	c := &cobra.Command{
 		Use:   "purge QUEUE [ADDRESS...]",
 		Short: "remove dead letters for good",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			addresses, err := deadArgs(args, group, all)
+			addresses, err := f.args(args)
 			if err != nil {
 				return err
 			}
-			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				n, err := c.PurgeDeadLetters(ctx, args[0], group, addresses...)
+			var purged, matched uint64
+			err = a.rounds(cmd.Context(), &f, func(ctx context.Context, c *client.Client, from, limit uint64) (uint64, uint64, error) {
+				res, err := c.PurgeSelected(ctx, &tierqv1.PurgeDeadLettersRequest{
+					Queue: args[0], Group: f.group, Addresses: rest(addresses, from), ReasonPrefix: f.reason, OlderThanMs: f.ms(), FromAddress: unless(addresses, from),
+					Limit: limit, DryRun: f.dryRun,
+				})
 				if err != nil {
-					return err
+					return 0, 0, err
 				}
-				t := newTable("PURGED")
-				t.add(n)
-				return a.printOne(t)
+				purged, matched = purged+res.Purged, matched+res.Matched
+				return res.Purged + res.Matched, res.NextAddress, nil
 			})
+			t := newTable("PURGED")
+			t.add(purged)
+			if f.dryRun {
+				t = newTable("MATCHED")
+				t.add(matched)
+			}
+			if err != nil && purged+matched == 0 {
+				return err
+			}
+			return errors.Join(a.printOne(t), err)
 		},
 	}
-	c.Flags().StringVar(&group, "group", "", "consumer group (default: the queue's default group)")
-	c.Flags().BoolVar(&all, "all", false, "all dead letters of the group")
+	f.add(c)
 	return c
 }

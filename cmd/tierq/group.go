@@ -13,8 +13,9 @@ import (
 )
 
 func groupCommand(a *app) *cobra.Command {
-	return parent("group", "create, list, move, reset and delete consumer groups",
-		groupCreate(a), groupList(a), groupMove(a), groupReset(a), groupDelete(a))
+	return parent("group", "create, list, explain, configure, pause, move, reset and delete consumer groups",
+		groupCreate(a), groupList(a), groupLag(a), groupConsumers(a), groupExplain(a), groupConfigure(a), groupPause(a), groupResume(a),
+		groupMove(a), groupReset(a), groupDelete(a))
 }
 
 func groupTable(gs []*tierqv1.Group) *table {

@@ -12,8 +12,8 @@ import (
 )
 
 func queueCommand(a *app) *cobra.Command {
-	return parent("queue", "create, list, describe and delete queues",
-		queueCreate(a), queueList(a), queueDescribe(a), queueDelete(a))
+	return parent("queue", "create, list, describe, configure, pause, purge and delete queues",
+		queueCreate(a), queueList(a), queueDescribe(a), queueConfigure(a), queuePause(a), queueResume(a), queuePurge(a), queueDelete(a))
 }
 
 func queueCreate(a *app) *cobra.Command {
@@ -22,6 +22,7 @@ func queueCreate(a *app) *cobra.Command {
 		opts                           tierqv1.QueueOptions
 		ordering, overflow, durability string
 		ttl, maxDelay                  time.Duration
+		keep                           keepFlags
 	)
 	c := &cobra.Command{
 		Use:   "create NAME",
@@ -36,6 +37,9 @@ func queueCreate(a *app) *cobra.Command {
 			}
 			if ttl < 0 || maxDelay < 0 {
 				return usagef("--ttl and --max-delay cannot be below zero")
+			}
+			if err := keep.apply(cmd, &opts); err != nil {
+				return err
 			}
 			opts.TtlMs, opts.MaxDelayMs = uint64(ttl.Milliseconds()), uint64(maxDelay.Milliseconds())
 			req.Name, req.Options = args[0], &opts
@@ -60,6 +64,7 @@ func queueCreate(a *app) *cobra.Command {
 	f.Uint64Var(&opts.MaxMessages, "max-messages", 0, "limit of the whole queue (default none)")
 	f.DurationVar(&ttl, "ttl", 0, "time to live of messages (default none)")
 	f.DurationVar(&maxDelay, "max-delay", 0, "longest delay of a message (default 720h)")
+	keep.add(c)
 	return c
 }
 

@@ -18,6 +18,7 @@ type apis struct {
 	queue  tierqv1connect.QueueServiceClient
 	group  tierqv1connect.GroupServiceClient
 	status tierqv1connect.StatusServiceClient
+	admin  tierqv1connect.AdminServiceClient
 }
 
 // maxResponseBytes bounds one answer: a receive returns 4 MiB by default, and one message of 16 MiB whatever is asked.
@@ -33,6 +34,7 @@ func newAPIs(hc connect.HTTPClient, addr string) *apis {
 		queue:  tierqv1connect.NewQueueServiceClient(hc, base, opts...),
 		group:  tierqv1connect.NewGroupServiceClient(hc, base, opts...),
 		status: tierqv1connect.NewStatusServiceClient(hc, base, opts...),
+		admin:  tierqv1connect.NewAdminServiceClient(hc, base, opts...),
 	}
 }
 

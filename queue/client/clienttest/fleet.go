@@ -7,6 +7,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -49,6 +50,8 @@ type Fleet struct {
 	calls   map[string]int
 	// Digests overrides ShardDigest's answer.
 	digests []*tierqv1.ReplicaDigest
+	// What the administrative calls answer, by the request's type.
+	answers map[reflect.Type]any
 	strict  bool
 }
 
@@ -97,6 +100,7 @@ func (h *Host) start(t testing.TB, addr string) {
 	mux.Handle(tierqv1connect.NewQueueServiceHandler(v, opt))
 	mux.Handle(tierqv1connect.NewGroupServiceHandler(v, opt))
 	mux.Handle(tierqv1connect.NewStatusServiceHandler(v, opt))
+	mux.Handle(tierqv1connect.NewAdminServiceHandler(adminView{h.f}, opt))
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
 	p.SetUnencryptedHTTP2(true)
