@@ -359,14 +359,12 @@ func TestHostMoves(t *testing.T) {
 func TestPoisonedReplicaStopsAlone(t *testing.T) {
 	f := newTestFleet(t, 2, 1)
 	var poisoned atomic.Uint64
+	f.tune = func(c *Config) { c.OnPoisoned = func(shard uint64, err error) { poisoned.Add(shard) } }
 	f.startAll()
 	bad := f.create(1, "bad", 2, 1).Shards[0]
 	good := f.create(1, "good", 2, 1).Shards[0]
 	f.settled(bad)
 	f.settled(good)
-	for _, id := range []uint64{1, 2} {
-		f.hosts[id].cfg.OnPoisoned = func(shard uint64, err error) { poisoned.Add(shard) }
-	}
 	p, err := f.leader(bad).ProposeAsync(bad, []byte("not a command"), time.Second)
 	require.NoError(t, err)
 	_, err = p.Wait(within(t, patience))

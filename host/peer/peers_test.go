@@ -66,10 +66,22 @@ func (h *testHost) CatalogAfter(ctx context.Context, version uint64) (uint64, []
 	return version, nil
 }
 
-func (h *testHost) ReadCatalog(context.Context) (uint64, []byte, error) { return 0, nil, h.err }
+func (h *testHost) ReadCatalog(context.Context) (uint64, []byte, error) { return 0, nil, h.failure() }
 
 func (h *testHost) ProposeCatalog(_ context.Context, command []byte) ([]byte, error) {
-	return command, h.err
+	return command, h.failure()
+}
+
+func (h *testHost) fail(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.err = err
+}
+
+func (h *testHost) failure() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.err
 }
 
 // newPair returns two hosts that know each other's address and belong to fleet "f".
@@ -143,10 +155,10 @@ func TestCatalogService(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "c", string(p.Msg.Result))
 	want := &code.Error{Code: code.NotOwner, Effect: code.EffectMaybe, Text: "text", HomeHost: 1, HomeAPI: "h", Epoch: 2, LeaderHost: 3, LeaderAPI: "l", RetryAfterMs: 4}
-	b.err = want
+	b.fail(want)
 	_, err = s.ProposeCatalog(ctx, connect.NewRequest(&peerv1.ProposeCatalogRequest{}))
 	require.Equal(t, want, FromConnect(err), "an error arrives whole")
-	b.err = errors.New("a secret of this host")
+	b.fail(errors.New("a secret of this host"))
 	_, err = s.ReadCatalog(ctx, connect.NewRequest(&peerv1.ReadCatalogRequest{}))
 	require.Equal(t, code.Internal, codeOf(t, err).Code)
 	require.NotContains(t, err.Error(), "secret")
@@ -174,7 +186,6 @@ func TestStrangersAreRefused(t *testing.T) {
 	a.fleet.Store("")
 	require.Equal(t, code.Unavailable, codeOf(t, call()).Code, "the caller is of no fleet yet")
 	a.fleet.Store("f")
-	a.others = nil
 	_, err = a.Service(9).ProposeCatalog(ctx, connect.NewRequest(&peerv1.ProposeCatalogRequest{}))
 	require.Equal(t, code.UnknownHost, codeOf(t, err).Code)
 
