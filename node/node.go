@@ -186,12 +186,15 @@ func (n *Node) AdminAddr() net.Addr { return n.adminAddr }
 // AwaitReady returns once the host is part of its fleet.
 func (n *Node) AwaitReady(ctx context.Context) error { return n.raft.AwaitReady(ctx) }
 
-// Close hands homes over where it can, ends the calls, and stops the host. It takes at most three times drainTimeout and
+// Close hands homes and leaders over where it can, ends the calls, and stops the host. It takes at most three times drainTimeout and
 // may be called more than once.
 func (n *Node) Close() error {
 	n.closeOnce.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 		n.releaseHomes(ctx)
+		if led := n.raft.Drain(ctx); led > 0 {
+			n.log.Info("not all leaders were handed over: elections will replace them", zap.Int("shards", led))
+		}
 		cancel()
 		n.closeErr = n.close()
 	})
