@@ -21,11 +21,17 @@ type fakeRaft struct {
 	start time.Time
 
 	mu       sync.Mutex
-	log      []queue.Command // index i is log[i-1]
-	waits    map[int]chan queue.Result
+	log      []queue.Command  // index i is log[i-1]
+	waits    map[int]fakeWait // by index
 	replicas []*fakeReplica
 	noQuorum bool
 	delay    time.Duration // from proposal to commit
+}
+
+// fakeWait is a proposer that waits for its replica's apply.
+type fakeWait struct {
+	by     *fakeReplica
+	answer chan queue.Result
 }
 
 // fakeReplica is one process with its replica.
@@ -57,7 +63,7 @@ const (
 const stampZero = queue.Stamp(1_000_000)
 
 func newFakeRaft(t *testing.T, replicas int, o queue.QueueOptions) *fakeRaft {
-	r := &fakeRaft{t: t, start: time.Now(), waits: map[int]chan queue.Result{}, delay: time.Millisecond}
+	r := &fakeRaft{t: t, start: time.Now(), waits: map[int]fakeWait{}, delay: time.Millisecond}
 	for i := range replicas {
 		r.replicas = append(r.replicas, &fakeReplica{raft: r, id: queue.ReplicaID(i + 1), state: newFakeState(o)})
 	}
@@ -75,7 +81,9 @@ func (p *fakeReplica) open() *Keeper {
 		Rand: func() uint64 { return 0 },
 	})
 	require.NoError(p.raft.t, err)
+	p.raft.mu.Lock()
 	p.keeper = k
+	p.raft.mu.Unlock()
 	return k
 }
 
@@ -83,7 +91,6 @@ func (p *fakeReplica) open() *Keeper {
 func (p *fakeReplica) close() {
 	if p.keeper != nil {
 		require.NoError(p.raft.t, p.keeper.Close(context.Background()))
-		p.keeper = nil
 	}
 }
 
@@ -135,17 +142,17 @@ func (r *fakeRaft) commit(cmd queue.Command, by *fakeReplica) <-chan queue.Resul
 	r.mu.Lock()
 	r.log = append(r.log, cmd)
 	if by != nil {
-		r.waits[len(r.log)] = answer
+		r.waits[len(r.log)] = fakeWait{by, answer}
 	}
 	r.mu.Unlock()
 	for _, p := range r.replicas {
-		p.catchUp(by)
+		p.catchUp()
 	}
 	return answer
 }
 
 // catchUp applies what is committed.
-func (p *fakeReplica) catchUp(by *fakeReplica) {
+func (p *fakeReplica) catchUp() {
 	for {
 		p.raft.mu.Lock()
 		if p.stalled || p.applied == len(p.raft.log) {
@@ -156,16 +163,13 @@ func (p *fakeReplica) catchUp(by *fakeReplica) {
 		index := p.applied
 		res, a := p.state.apply(queue.Index(index), p.raft.log[index-1])
 		k := p.keeper
-		var answer chan queue.Result
-		if by == p {
-			answer = p.raft.waits[index]
-		}
+		w := p.raft.waits[index]
 		p.raft.mu.Unlock()
 		if k != nil {
 			k.Applied(a)
 		}
-		if answer != nil {
-			answer <- res
+		if w.by == p {
+			w.answer <- res
 		}
 	}
 }
@@ -175,7 +179,7 @@ func (p *fakeReplica) stall(on bool) {
 	p.raft.mu.Lock()
 	p.stalled = on
 	p.raft.mu.Unlock()
-	p.catchUp(p)
+	p.catchUp()
 }
 
 func (p *fakeReplica) setCut(on bool) {
