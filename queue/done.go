@@ -21,6 +21,9 @@ type rangeSet struct {
 	id    GroupID
 	top   [lanes]laneRange
 	dirty uint64 // lanes whose top is not yet written, a bit each
+	// low is a bound for searches: no range of the lane begins below it. It decides nothing. Without it a search that finds
+	// nothing walks over all that was deleted below since the last flush, which is whatever the group has finished.
+	low [lanes]Address
 	// writes counts changes of what is stored, so that a rangeCursor notices them.
 	writes uint64
 }
@@ -74,6 +77,7 @@ type rangeCursor struct {
 	free [lanes]laneRange // first..last of known uncovered positions
 	seen uint64           // rangeSet.writes
 	key  [24]byte
+	from [24]byte
 }
 
 // refresh forgets everything when the set was written to.
@@ -97,7 +101,7 @@ func (c *rangeCursor) covering(s *rangeSet, a Address) (laneRange, bool) {
 	if c.it == nil {
 		c.it = openIter(c.r, appendKey1(nil, kindDone, uint64(s.id)), appendKey1(nil, kindDone, uint64(s.id)+1))
 	}
-	if c.it.SeekLT(appendDoneKey(c.key[:0], s.id, l, a+1)) && int(c.it.Key()[9]) == l {
+	if c.it.SeekLTFrom(appendDoneKey(c.key[:0], s.id, l, a+1), appendDoneKey(c.from[:0], s.id, l, s.low[l])) && int(c.it.Key()[9]) == l {
 		if r := rangeAt(c.it); r.covers(a) {
 			c.at[l] = r
 			return r, true
@@ -168,7 +172,7 @@ func (t *tx) insertRange(s *rangeSet, l int, add laneRange) {
 
 // rangeBelow finds the stored range with the greatest first position below a. The batch must be an indexed one.
 func (t *tx) rangeBelow(s *rangeSet, l int, a Address) (laneRange, bool) {
-	it := openIter(t.r, appendDoneKey(nil, s.id, l, 0), appendDoneKey(nil, s.id, l, a))
+	it := openIter(t.r, appendDoneKey(nil, s.id, l, min(s.low[l], a)), appendDoneKey(nil, s.id, l, a))
 	defer it.Close()
 	ok := it.Last()
 	check(it.Err())
@@ -265,6 +269,7 @@ func (t *tx) trimRanges(s *rangeSet, a Address) {
 func (t *tx) trimLane(s *rangeSet, l int, a Address, top laneRange) {
 	s.writes++
 	next := firstInLane(l, a)
+	defer func() { s.low[l] = max(s.low[l], next) }()
 	if straddling, ok := t.straddling(s, l, a, top); ok {
 		straddling.first = next
 		if straddling.last == top.last {

@@ -130,10 +130,13 @@ func loadGroup(r store.Reader, id GroupID, value []byte) *group {
 	check(g.decode(value))
 	g.done = loadRangeSet(r, id)
 	for l := range lanes {
-		g.next[l] = firstInLane(l, g.wm.W(l))
+		g.setNext(l, firstInLane(l, g.wm.W(l)))
 	}
 	return g
 }
+
+// setNext moves next of a lane, below which done has no range (invariant 2).
+func (g *group) setNext(l int, a Address) { g.next[l], g.done.low[l] = a, a }
 
 func (g *group) clone() *group {
 	c := *g
@@ -201,7 +204,7 @@ func (t *tx) finish(g *group, a Address) {
 		t.addRange(g.done, laneRange{a, a})
 		return
 	}
-	g.next[l] = t.freeFrom(g, a+lanes)
+	g.setNext(l, t.freeFrom(g, a+lanes))
 }
 
 // freeFrom moves from a position up to the least one that is neither done nor gone, and removes the done ranges
@@ -282,7 +285,7 @@ func (t *tx) raise(g *group, a Address) {
 	g.hold = max(g.hold, a)
 	t.trimRanges(g.done, a)
 	for l := range lanes {
-		g.next[l] = t.freeFrom(g, max(g.next[l], firstInLane(l, a)))
+		g.setNext(l, t.freeFrom(g, max(g.next[l], firstInLane(l, a))))
 	}
 }
 
@@ -290,7 +293,7 @@ func (t *tx) raise(g *group, a Address) {
 func (t *tx) begins(g *group, a Address) {
 	g.start, g.hold, g.wm = a, a, NewWatermark(a)
 	for l := range lanes {
-		g.next[l] = t.freeFrom(g, firstInLane(l, a))
+		g.setNext(l, t.freeFrom(g, firstInLane(l, a)))
 	}
 	g.base = t.meta.Counters.Published - t.storedAbove(a)
 }

@@ -119,6 +119,14 @@ func (i *Iter) SeekLT(key []byte) bool {
 	return i.it.SeekLT(i.buf)
 }
 
+// SeekLTFrom is SeekLT, but keys below from do not count: it need not find that out by walking over those that were deleted.
+func (i *Iter) SeekLTFrom(key, from []byte) bool {
+	i.buf = i.space.absolute(i.buf[:0], key)
+	n := len(i.buf)
+	i.buf = i.space.absolute(i.buf, from)
+	return i.it.SeekLTWithLimit(i.buf[:n:n], i.buf[n:]) == pebble.IterValid
+}
+
 // Valid says whether it stands on a key.
 func (i *Iter) Valid() bool { return i.it.Valid() }
 
