@@ -32,7 +32,9 @@ type account struct {
 	acknowledged int // answered OK
 	acked        int // acks answered OK
 	lastAnswer   time.Time
-	longestGap   time.Duration
+	longestGap   time.Duration // between two acknowledgements
+	lastAck      time.Time
+	longestAck   time.Duration // between two acks
 }
 
 // entry is one message.
@@ -106,11 +108,7 @@ func (a *account) answered(id uint64, p client.Published) {
 		if p.Address != 0 {
 			a.sameAddressLocked(id, e, p.Address)
 		}
-		now := time.Now()
-		if !a.lastAnswer.IsZero() {
-			a.longestGap = max(a.longestGap, now.Sub(a.lastAnswer))
-		}
-		a.lastAnswer = now
+		a.lastAnswer = lengthen(&a.longestGap, a.lastAnswer)
 	case p.Err.Effect == code.EffectNone:
 		e.outcome = refused
 		if len(e.delivered) > 0 {
@@ -119,6 +117,15 @@ func (a *account) answered(id uint64, p client.Published) {
 	default:
 		e.outcome = unknown
 	}
+}
+
+// lengthen takes the time since last into the longest gap, and returns now.
+func lengthen(gap *time.Duration, last time.Time) time.Time {
+	now := time.Now()
+	if !last.IsZero() {
+		*gap = max(*gap, now.Sub(last))
+	}
+	return now
 }
 
 func (a *account) sameAddressLocked(id uint64, e *entry, address uint64) {
@@ -192,6 +199,7 @@ func (a *account) settled(n turn, want ending, err *code.Error) {
 	}
 	if end == acked {
 		a.acked++
+		a.lastAck = lengthen(&a.longestAck, a.lastAck)
 	}
 	a.entries[n.id].delivered[n.nth].end = end
 }

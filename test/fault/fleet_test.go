@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/client"
@@ -94,7 +95,7 @@ func layFleet(t *testing.T, full, witnesses int) *fleet {
 // yaml is h's configuration file.
 func (f *fleet) yaml(h *host) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "host: %d\ndata: %s\nadmin: %s\nlog: info\nhosts:\n", h.id, h.dir, h.admin)
+	fmt.Fprintf(&b, "host: %d\ndata: %s\nadmin: %s\nlog: %s\nhosts:\n", h.id, h.dir, h.admin, *logFlag)
 	for _, o := range f.hosts {
 		fmt.Fprintf(&b, "  - {id: %d, role: %s, raft: %s, peer: %s, domain: d%d", o.id, o.role, o.raft, o.peer, o.id)
 		if o.api != "" {
@@ -346,7 +347,7 @@ func (f *fleet) client(o client.Options) *client.Client {
 		o.Addrs = f.addrs()
 	}
 	if o.Logger == nil {
-		o.Logger = zap.NewNop()
+		o.Logger = f.clientLog()
 	}
 	c, err := client.New(o)
 	if err != nil {
@@ -358,6 +359,19 @@ func (f *fleet) client(o client.Options) *client.Client {
 		_ = c.Close(ctx)
 	})
 	return c
+}
+
+// clientLog collects what all clients of this fleet say.
+func (f *fleet) clientLog() *zap.Logger {
+	f.t.Helper()
+	out, err := os.OpenFile(filepath.Join(f.dir, "clients.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = out.Close() })
+	enc := zap.NewProductionEncoderConfig()
+	enc.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(enc), out, zap.DebugLevel))
 }
 
 // createQueue creates a queue with the fleet's own layout and waits until every full replica of it is there.

@@ -17,6 +17,8 @@ var (
 	seedFlag   = flag.Uint64("seed", 20260730, "seed of everything that is random")
 	roundsFlag = flag.Int("rounds", 2, "rounds of kills in TestFaultKillLoop")
 	linesFlag  = flag.Int("lines", 120_000, "lines of real text in TestFaultRealInput")
+	binaryFlag = flag.String("tierq", "", "the binary to test; by default one is built")
+	logFlag    = flag.String("log", "info", "log level of the hosts")
 	keepFlag   = flag.Bool("keep", false, "keep data and logs of passed tests too")
 )
 
@@ -54,6 +56,9 @@ var binary struct {
 // tierq returns the path of the program.
 func tierq(t *testing.T) string {
 	t.Helper()
+	if *binaryFlag != "" {
+		return *binaryFlag
+	}
 	binary.once.Do(func() {
 		if binary.dir, binary.err = os.MkdirTemp("", "tierq-bin-"); binary.err != nil {
 			return

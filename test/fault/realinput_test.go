@@ -48,9 +48,12 @@ func TestFaultRealInput(t *testing.T) {
 	}()
 
 	awaitAcknowledged(t, a, len(lines)/10)
+	awaitAcks(t, a, len(lines)/40)
 	t.Logf("kill -9 of host %d, the home, at %v", home.id, progress(a))
 	home.kill()
 	awaitProgress(t, a, len(lines)/50)
+	awaitAcks(t, a, len(lines)/40)
+	t.Logf("restart of host %d at %v", home.id, progress(a))
 	home.restart()
 	f.awaitCaughtUp(home, "lines")
 
@@ -59,6 +62,8 @@ func TestFaultRealInput(t *testing.T) {
 	leader.kill()
 	free.Store(true)
 	awaitProgress(t, a, len(lines)/50)
+	awaitAcks(t, a, len(lines)/40)
+	t.Logf("restart of host %d at %v", leader.id, progress(a))
 	leader.restart()
 
 	<-published
@@ -68,7 +73,7 @@ func TestFaultRealInput(t *testing.T) {
 	digest := f.awaitConverged("lines")
 
 	s := a.verify(t)
-	t.Logf("longest time between two acknowledgements %v; digest %.16s at applied index %d on %d replicas", a.longestGap.Round(time.Millisecond), digest.Digest, digest.AppliedIndex, len(f.full()))
+	t.Logf("longest time between two acknowledgements %v, between two acks %v; digest %.16s at applied index %d on %d replicas", a.longestGap.Round(time.Millisecond), a.longestAck.Round(time.Millisecond), digest.Digest, digest.AppliedIndex, len(f.full()))
 	require.Zero(t, s.refused, "no publish may fail for want of one host of three")
 	require.Zero(t, s.unknown, "no outcome may stay unknown while a quorum comes back")
 	require.Equal(t, len(lines), s.acknowledged)
@@ -97,6 +102,18 @@ func awaitProgress(t *testing.T, a *account, more int) {
 	t.Helper()
 	got, _ := a.counts()
 	awaitAcknowledged(t, a, got+more)
+}
+
+// awaitAcks waits until so many more messages were acked.
+func awaitAcks(t *testing.T, a *account, more int) {
+	t.Helper()
+	_, before := a.counts()
+	eventually(t, 60*time.Second, fmt.Sprintf("%d more messages are acked", more), func() error {
+		if _, got := a.counts(); got < before+more {
+			return fmt.Errorf("%d are", got-before)
+		}
+		return nil
+	})
 }
 
 // publishPaced sends every line asynchronously, at a bounded pace until free is set.

@@ -45,6 +45,13 @@ func TestScenarios(t *testing.T) {
 // openFleet starts a fleet in this process that ends with the test.
 func openFleet(t *testing.T) *client.Client {
 	t.Helper()
+	c, _ := openFleetAt(t)
+	return c
+}
+
+// openFleetAt is openFleet, and tells the API addresses of the hosts.
+func openFleetAt(t *testing.T) (*client.Client, []string) {
+	t.Helper()
 	api, admin := freeAddr(t), freeAddr(t)
 	dev, err := node.OpenDev(node.DevConfig{Dir: t.TempDir(), API: api, Admin: admin}, zap.NewNop())
 	require.NoError(t, err)
@@ -61,7 +68,7 @@ func openFleet(t *testing.T) *client.Client {
 	c, err := client.New(client.Options{Addrs: addrs})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close(context.Background()) })
-	return c
+	return c, addrs
 }
 
 func freeAddr(t *testing.T) string {
