@@ -256,12 +256,16 @@ func (t *tx) walkHeads(kind byte, first, last Address, f func(a Address, h *mess
 	check(it.Err())
 }
 
-// moveLine records that nothing is in place at or below an address.
+// moveLine records that nothing is in place at or below an address. What is gone is remembered above the least floor of
+// the groups: one that began after an address had gone, and holds something parked below it, knows of it only by this.
 func (t *tx) moveLine(to Address) {
 	t.meta.Line = to
 	s := t.goneSet()
 	if s.empty() {
 		return
+	}
+	for _, id := range t.liveGroups() {
+		to = min(to, t.group(id).wm.Floor())
 	}
 	if t.gone == nil {
 		t.gone = s.clone()
