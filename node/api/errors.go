@@ -41,8 +41,12 @@ func asCode(err error) *code.Error {
 
 // Detail is the wire form of an error.
 func Detail(e *code.Error) *tierqv1.ErrorDetail {
+	text := e.Text
+	if text == "" {
+		text = e.Code.Info().Text
+	}
 	return &tierqv1.ErrorDetail{
-		Code: uint32(e.Code), Name: e.Code.String(), Effect: effect(e.Effect), Text: e.Error(),
+		Code: uint32(e.Code), Name: e.Code.String(), Effect: effect(e.Effect), Text: text,
 		HomeHost: e.HomeHost, HomeApi: e.HomeAPI, Epoch: e.Epoch,
 		LeaderHost: e.LeaderHost, LeaderApi: e.LeaderAPI, RetryAfterMs: e.RetryAfterMs,
 	}
