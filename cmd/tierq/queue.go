@@ -13,7 +13,7 @@ import (
 
 func queueCommand(a *app) *cobra.Command {
 	return parent("queue", "create, list, describe, configure, pause, purge and delete queues",
-		queueCreate(a), queueList(a), queueDescribe(a), queueConfigure(a), queuePause(a), queueResume(a), queuePurge(a), queueDelete(a))
+		queueCreate(a), queueList(a), queueDescribe(a), queueDelete(a), queueConfigure(a), queuePause(a), queueResume(a), queuePurge(a))
 }
 
 func queueCreate(a *app) *cobra.Command {
