@@ -44,15 +44,22 @@ func (o observed) timeless() observed {
 	return o
 }
 
-// probes are the addresses whose state is looked at one by one: all of a small state, a spread of a large one.
+// probes are the addresses whose state is looked at one by one: all of a small state, of a large one a spread and the
+// last ones.
 func probes(last queue.Address) []queue.Address {
 	var list []queue.Address
-	step := max(last/16, 1)
-	for a := queue.Address(1); a <= last+1; a += step {
+	recent := max(last, 14) - 13
+	for a := queue.Address(1); a < recent; a += max(last/8, 1) {
+		list = append(list, a)
+	}
+	for a := recent; a <= last+1; a++ {
 		list = append(list, a)
 	}
 	return list
 }
+
+// observedFrom is the first address whose message is read: reading those of a long past would take all the time.
+func observedFrom(last queue.Address) queue.Address { return max(last, 601) - 600 }
 
 // --- the naive state ---
 
@@ -60,7 +67,9 @@ func (n *naive) observe() observed {
 	o := observed{Meta: n.meta()}
 	for _, a := range n.addresses() {
 		m := n.messages[a]
-		o.Messages = append(o.Messages, tidy(m.StoredMessage))
+		if a >= observedFrom(n.last) {
+			o.Messages = append(o.Messages, tidy(m.StoredMessage))
+		}
 		if m.delayed {
 			o.Due = append(o.Due, queue.DelayedKey{VisibleAt: m.VisibleAt, Address: a})
 		}
@@ -233,7 +242,7 @@ func pages[T any](read func(from queue.Address) ([]T, queue.Address, error)) ([]
 func observe(s queue.Reader, page int) (observed, error) {
 	meta, infos := s.ReadStats()
 	o := observed{Meta: meta}
-	for a := queue.Address(1); a <= meta.Last; a++ {
+	for a := observedFrom(meta.Last); a <= meta.Last; a++ {
 		m, ok, err := s.Message(a)
 		if err != nil {
 			return o, err
