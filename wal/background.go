@@ -224,7 +224,11 @@ func (l *Log) writeLiveSet() error {
 	if err != nil {
 		return err
 	}
-	return l.writeBatch(f, b, 0)
+	err = l.writeBatch(f, b, 0)
+	l.mu.Lock()
+	l.flight = flight{}
+	l.mu.Unlock()
+	return err
 }
 
 // takePrepared waits for the next segment. If it is too small, or could not be made, it is made here.

@@ -137,6 +137,9 @@ func (l *Log) writeGroup(group []*request) []error {
 	if err != nil {
 		return failAll(l.fail(err))
 	}
+	l.mu.Lock()
+	l.flight = flight{}
+	l.mu.Unlock()
 	return errs
 }
 
@@ -216,12 +219,29 @@ func (l *Log) finishBatchLocked(b *batch) (file, error) {
 	if b.entries {
 		l.cache.add(b.off, b.buf)
 	}
+	l.flight = flight{seg: b.seg, off: uint32(b.off), buf: b.buf}
 	b.seg.off = alignUp(b.off+int64(len(b.buf)), batchAlign)
 	l.scratch = b.buf[:0]
 	if end := b.off + int64(len(b.buf)); end > int64(b.seg.h.size)-pageBytes {
 		return nil, fmt.Errorf("BUG: batch ends at %d of segment %s, which is %d bytes long", end, b.seg.path, b.seg.h.size)
 	}
 	return l.activeFile, nil
+}
+
+// flight is the batch that is being written. The index points into it already, and entries that are moved may
+// be read at any time.
+type flight struct {
+	seg *segment
+	off uint32
+	buf []byte
+}
+
+// get returns a copy of the record that s lies in, or nil if it is not in the batch.
+func (f *flight) get(s *span) []byte {
+	if s.seg != f.seg || s.off < f.off || uint64(s.off)+uint64(s.size) > uint64(f.off)+uint64(len(f.buf)) {
+		return nil
+	}
+	return append([]byte(nil), f.buf[s.off-f.off:][:s.size]...)
 }
 
 // writeBatch writes the batch and makes it durable. The write goes on to the end of its last page, in

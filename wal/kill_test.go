@@ -2,6 +2,7 @@ package wal
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"math/rand"
 	"os"
@@ -16,16 +17,24 @@ import (
 
 const killDirEnv = "TIERQ_WAL_KILL_DIR"
 
-// TestMain runs the victim of TestKill instead of the tests if it is asked to.
+// TestMain runs a child of TestKill or TestKillFleet instead of the tests if it is asked to.
 func TestMain(m *testing.M) {
+	var err error
 	if dir := os.Getenv(killDirEnv); dir != "" {
-		if err := killVictim(dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+		err = killVictim(dir)
+	} else if raw := os.Getenv(fleetEnv); raw != "" {
+		var spec fleetSpec
+		if err = json.Unmarshal([]byte(raw), &spec); err == nil {
+			err = fleetChild(spec)
 		}
-		os.Exit(0)
+	} else {
+		os.Exit(m.Run())
 	}
-	os.Exit(m.Run())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
 }
 
 const killShards = 5

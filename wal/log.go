@@ -50,6 +50,7 @@ type Log struct {
 	segments []*segment // ascending; the last is active
 	active   *segment
 	cache    batchCache
+	flight   flight
 	spares   []spare
 	failed   error
 	closed   bool
@@ -416,7 +417,9 @@ func (l *Log) lookup(k replicaKey, low, high, maxSize uint64) ([]span, [][]byte,
 	bufs := make([][]byte, len(spans))
 	for i := range spans {
 		if s := &spans[i]; !s.isRun() {
-			bufs[i] = l.cache.get(s.aux, s.off, s.size)
+			if bufs[i] = l.cache.get(s.aux, s.off, s.size); bufs[i] == nil {
+				bufs[i] = l.flight.get(s)
+			}
 		}
 	}
 	return spans, bufs, nil
