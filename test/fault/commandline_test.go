@@ -25,7 +25,7 @@ import (
 const commandLines = 30_000
 
 // TestFaultCommandLine is TestFaultRealInput for people: `tierq send --lines < FILE` into two `tierq receive --ack
-// --follow`, with a kill -9 of the home's host in the middle.
+// --follow`, with a kill -9 of the host that is home and leader in the middle.
 func TestFaultCommandLine(t *testing.T) {
 	needsProcesses(t)
 	newRand(t)
@@ -34,7 +34,7 @@ func TestFaultCommandLine(t *testing.T) {
 	r := cli(t, 60*time.Second, nil, "--addr", one.api, "queue", "create", "text")
 	require.Zero(t, r.exit, r.stderr)
 	f.awaitConverged("text")
-	r = cli(t, 60*time.Second, nil, "--addr", one.api, "group", "create", "text", "readers", "--home", strconv.FormatUint(one.id, 10))
+	r = cli(t, 60*time.Second, nil, "--addr", one.api, "group", "create", "text", "readers", "--home", strconv.FormatUint(f.leaderHost("text").id, 10))
 	require.Zero(t, r.exit, r.stderr)
 
 	a := newAccount()
@@ -53,7 +53,7 @@ func TestFaultCommandLine(t *testing.T) {
 
 	home := f.homeHost("text", "readers")
 	awaitRead(t, readers, commandLines/10)
-	t.Logf("kill -9 of host %d, the home, after %d lines", home.id, read(readers))
+	t.Logf("kill -9 of host %d, home and leader, after %d lines", home.id, read(readers))
 	home.kill()
 	awaitRead(t, readers, min(commandLines, read(readers)+commandLines/20))
 	home.restart()

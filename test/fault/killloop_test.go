@@ -55,7 +55,11 @@ func (f *fleet) faultRound(r *rand.Rand, a *account, round int, queue string) {
 	f.t.Helper()
 	awaitProgress(f.t, a, 50+r.IntN(1000))
 	victim := f.hosts[r.IntN(len(f.hosts))]
-	switch n := r.IntN(10); {
+	n := r.IntN(10)
+	if round == 0 { // however few rounds there are, one kills a full host
+		victim, n = f.full()[r.IntN(len(f.full()))], 0
+	}
+	switch {
 	case n < 7:
 		f.t.Logf("round %d: kill -9 of host %d (%s) at %v", round+1, victim.id, victim.role, progress(a))
 		victim.kill()
