@@ -315,6 +315,9 @@ func (k *Keeper) Stats() []GroupStats {
 	for _, g := range k.list(nil) {
 		g.mu.Lock()
 		g.refresh()
+		if g.led != nil && g.led.outdated() {
+			g.pump() // what was purged is not in flight
+		}
 		if !g.deleted {
 			out = append(out, g.stats())
 		}

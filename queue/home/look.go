@@ -73,6 +73,11 @@ func (k *Keeper) Look(group string, a queue.Address) (Seen, error) {
 	return g.led.look(a, k.o.Boot(), k.o.Stamp()), nil
 }
 
+// outdated says whether messages were finished or moved out of order since the ledger was last compared with the state.
+func (l *Ledger) outdated() bool {
+	return len(l.recheck) > 0 || l.disorderSeen != l.marks.disorder.Load()
+}
+
 func (l *Ledger) look(a queue.Address, now time.Duration, stamp queue.Stamp) Seen {
 	s := Seen{Serving: true, Full: l.full()}
 	e := l.tracked[a]
