@@ -137,7 +137,7 @@ func groupLag(a *app) *cobra.Command {
 		Use:   "lag QUEUE",
 		Short: "show how far behind each group is",
 		Long: "Show what each group has not finished, and how long the oldest message that could have been finished has waited.\n" +
-			"IN_FLIGHT and WAITING are known at the group's home only.",
+			"IN_FLIGHT and WAITING are 0 for a group whose home does not answer within a second.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := checkName("queue", args[0]); err != nil {

@@ -155,3 +155,41 @@ func TestAdminForwards(t *testing.T) {
 	status, _ := post(t, serve(t, Options{Backend: away}), "AdminService/PurgeQueue", `{"queue":"q","all":true}`)
 	require.Equal(t, http.StatusBadRequest, status)
 }
+
+// lister is one host that is home of one group, and knows no more of the other's than the state says.
+type lister struct {
+	Backend
+	self uint64
+}
+
+func (l *lister) Fleet() Fleet { return Fleet{Self: l.self} }
+
+func (l *lister) ListGroups(_ context.Context, name string) ([]GroupInfo, error) {
+	out := []GroupInfo{{Queue: name, HomeHost: 1}, {Queue: name, HomeHost: 2}, {Queue: name, HomeHost: 3}}
+	for i := range out {
+		out[i].ID = queue.GroupID(i + 1)
+	}
+	out[l.self-1].InFlight = 10 * int(l.self)
+	return out, nil
+}
+
+// A list of groups has what their homes know; a home that does not answer leaves its groups' part out.
+func TestListGroupsAsksHomes(t *testing.T) {
+	two := serve(t, Options{Backend: &lister{self: 2}})
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	tr := &http.Transport{Protocols: p}
+	t.Cleanup(tr.CloseIdleConnections)
+	forward := func(host uint64) (*http.Client, string) {
+		if host == 2 {
+			return &http.Client{Transport: tr}, two.URL
+		}
+		return &http.Client{Transport: tr}, "http://127.0.0.1:1"
+	}
+	_, out := post(t, serve(t, Options{Backend: &lister{self: 1}, Forward: forward}), "GroupService/ListGroups", `{"queue":"q"}`)
+	var got []any
+	for _, g := range out["groups"].([]any) {
+		got = append(got, g.(map[string]any)["inFlight"])
+	}
+	require.Equal(t, []any{"10", "20", nil}, got)
+}

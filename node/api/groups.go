@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"math"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -55,7 +56,46 @@ func (s groupService) ListGroups(ctx context.Context, req *connect.Request[tierq
 	for _, g := range groups {
 		out.Groups = append(out.Groups, protoGroup(g))
 	}
+	s.askHomes(ctx, req.Msg.GetQueue(), out.Groups)
 	return connect.NewResponse(out), nil
+}
+
+// homeAnswer bounds the wait for what another host knows as the home of groups.
+const homeAnswer = time.Second
+
+// askHomes adds what only the homes of groups know, as far as they answer in time. The hosts of the fleet ask each other
+// once: a host that was asked by another one does not ask on.
+func (s groupService) askHomes(ctx context.Context, queueName string, groups []*tierqv1.Group) {
+	if s.forward == nil || len(groups) == 0 {
+		return
+	}
+	self, byHome := s.backend.Fleet().Self, map[uint64]map[uint64]*tierqv1.Group{}
+	for _, g := range groups {
+		if g.HomeHost == self || g.HomeHost == 0 {
+			continue
+		}
+		if byHome[g.HomeHost] == nil {
+			byHome[g.HomeHost] = map[uint64]*tierqv1.Group{}
+		}
+		byHome[g.HomeHost][g.Id] = g
+	}
+	ctx, cancel := context.WithTimeout(ctx, homeAnswer)
+	defer cancel()
+	var asked sync.WaitGroup
+	for host, wanted := range byHome {
+		asked.Go(func() {
+			resp, err := s.client(host).ListGroups(ctx, connect.NewRequest(&tierqv1.ListGroupsRequest{Queue: queueName}))
+			if err != nil {
+				return
+			}
+			for _, told := range resp.Msg.GetGroups() {
+				if g := wanted[told.GetId()]; g != nil && told.GetHomeHost() == host {
+					g.InFlight, g.WaitingReceives = told.GetInFlight(), told.GetWaitingReceives()
+				}
+			}
+		})
+	}
+	asked.Wait()
 }
 
 func (s groupService) DeleteGroup(ctx context.Context, req *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {

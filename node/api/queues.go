@@ -57,7 +57,9 @@ func (s queueService) DescribeQueue(ctx context.Context, req *connect.Request[ti
 			return s.client(host).DescribeQueue(ctx, r)
 		})
 	}
-	return connect.NewResponse(&tierqv1.DescribeQueueResponse{Queue: protoQueue(info)}), nil
+	q := protoQueue(info)
+	groupService{s.Server}.askHomes(ctx, q.GetName(), q.GetGroups())
+	return connect.NewResponse(&tierqv1.DescribeQueueResponse{Queue: q}), nil
 }
 
 func (s queueService) DeleteQueue(ctx context.Context, req *connect.Request[tierqv1.DeleteQueueRequest]) (*connect.Response[tierqv1.DeleteQueueResponse], error) {

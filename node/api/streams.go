@@ -93,7 +93,7 @@ func (s streamService) publishOne(ctx context.Context, req *tierqv1.PublishReque
 			return
 		}
 		resp, err := elsewhere(ctx, s.Server, err, req, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
-			return queueService{s.Server}.client(host).Publish(ctx, r)
+			return queueService(s).client(host).Publish(ctx, r)
 		})
 		if err != nil {
 			answer(refusedPublish(err))
