@@ -151,20 +151,17 @@ func fleetPropose(nh *dragonboat.NodeHost, shard uint64, stop chan struct{}) {
 }
 
 func fleetDump(nh *dragonboat.NodeHost, shard uint64) error {
-	for attempt := 0; ; attempt++ {
+	retry := time.NewTicker(50 * time.Millisecond)
+	defer retry.Stop()
+	for end := time.Now().Add(60 * time.Second); ; <-retry.C {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		v, err := nh.SyncRead(ctx, shard, nil)
 		cancel()
 		if err == nil {
-			ids := v.([]uint64)
-			parts := make([]string, len(ids))
-			for i, id := range ids {
-				parts[i] = strconv.FormatUint(id, 10)
-			}
-			fmt.Printf("has %d %s\n", shard, strings.Join(parts, " "))
+			fmt.Printf("has %d %s\n", shard, strings.Trim(fmt.Sprint(v), "[]"))
 			return nil
 		}
-		if attempt == 20 {
+		if time.Now().After(end) {
 			return fmt.Errorf("shard %d cannot be read: %w", shard, err)
 		}
 	}
@@ -174,6 +171,7 @@ func fleetDump(nh *dragonboat.NodeHost, shard uint64) error {
 type fleetHost struct {
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
+	stderr  *strings.Builder // after done
 	done    chan struct{}
 	started chan struct{}
 
@@ -197,9 +195,9 @@ func (f *fleet) start(i int) {
 	require.NoError(f.t, err)
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), fleetEnv+"="+string(spec))
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	h := &fleetHost{cmd: cmd, done: make(chan struct{}), started: make(chan struct{}), has: map[uint64]map[uint64]bool{}}
+	stderr := &strings.Builder{}
+	cmd.Stderr = stderr
+	h := &fleetHost{cmd: cmd, stderr: stderr, done: make(chan struct{}), started: make(chan struct{}), has: map[uint64]map[uint64]bool{}}
 	h.stdin, err = cmd.StdinPipe()
 	require.NoError(f.t, err)
 	out, err := cmd.StdoutPipe()
@@ -245,6 +243,19 @@ func (f *fleet) line(h *fleetHost, w []string) {
 		h.mu.Lock()
 		h.has[num(w[1])] = ids
 		h.mu.Unlock()
+	}
+}
+
+// allRun fails with what a host said if it is gone.
+func (f *fleet) allRun() {
+	f.t.Helper()
+	for i, h := range f.hosts {
+		select {
+		case <-h.done:
+			_ = h.cmd.Wait()
+			require.Fail(f.t, "a host stopped by itself", "host %d: %s", i, h.stderr)
+		default:
+		}
 	}
 }
 
@@ -302,21 +313,25 @@ func TestKillFleet(t *testing.T) {
 			f.start(i)
 		}
 	}
+	f.allRun()
 	for _, h := range f.hosts {
 		_, err := io.WriteString(h.stdin, "\n")
 		require.NoError(t, err)
 	}
+	var missing []int
 	require.Eventually(t, func() bool {
-		for _, h := range f.hosts {
+		missing = missing[:0]
+		for i, h := range f.hosts {
 			h.mu.Lock()
 			n := len(h.has)
 			h.mu.Unlock()
 			if n < fleetShards {
-				return false
+				missing = append(missing, i)
 			}
 		}
-		return true
-	}, 120*time.Second, 10*time.Millisecond)
+		f.allRun()
+		return len(missing) == 0
+	}, 120*time.Second, 10*time.Millisecond, "seed %d: no answer of hosts %v", seed, missing)
 	for i, h := range f.hosts {
 		for s, ids := range f.acked {
 			for id := range ids {
