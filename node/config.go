@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -232,6 +231,3 @@ func (c *Config) Self() HostConfig {
 	}
 	return HostConfig{}
 }
-
-// storeDir, logDir and raftDir are this host's subdirectories; one parent, deleted together or not at all.
-func (c *Config) dir(name string) string { return filepath.Join(c.Data, name) }

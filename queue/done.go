@@ -295,9 +295,3 @@ func (t *tx) straddling(s *rangeSet, l int, a Address, top laneRange) (laneRange
 	r, ok := t.rangeBelow(s, l, a+1)
 	return r, ok && r.last > a
 }
-
-// clearRanges empties the set, with one range delete.
-func (t *tx) clearRanges(s *rangeSet) {
-	t.b.DeleteRange(appendKey1(nil, kindDone, uint64(s.id)), appendKey1(nil, kindDone, uint64(s.id)+1))
-	*s = rangeSet{id: s.id, writes: s.writes + 1}
-}

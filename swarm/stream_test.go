@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"io"
 	"testing"
 
@@ -166,7 +165,7 @@ func FuzzRead(f *testing.F) {
 		}
 		again, _, err := Digest(eachOf(pairs))
 		if err != nil || again != s {
-			t.Fatal(fmt.Sprintf("%v: %+v is read as %+v of %+v", err, s, again, h))
+			t.Fatalf("%v: %+v is read as %+v of %+v", err, s, again, h)
 		}
 	})
 }

@@ -132,11 +132,11 @@ func TestReplacementWaits(t *testing.T) {
 
 // A group with nothing to do writes nothing, and asks nothing.
 func TestIdleWritesNothing(t *testing.T) {
-	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, _ *Keeper) {
 		a := r.replicas[0]
 		r.create("g", a, queue.GroupConfig{})
 		r.send(1)
-		k = a.restart()
+		k := a.restart()
 		pass(time.Hour)
 		require.Empty(t, a.seen)
 		ds := get(t, k, ReceiveRequest{Wait: 5 * time.Second})

@@ -126,8 +126,7 @@ func TestUpdateAnswersAndTells(t *testing.T) {
 func TestPoisonStopsOneReplica(t *testing.T) {
 	var evidence string
 	dir := t.TempDir()
-	var r *rig
-	r = newRig(t, func(o *replica.Options) {
+	r := newRig(t, func(o *replica.Options) {
 		o.EvidenceDir = dir
 		was := o.OnStuck
 		o.OnStuck = func(s, p uint64, err error, path string) { evidence = path; was(s, p, err, path) }
