@@ -6,7 +6,6 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -50,13 +49,18 @@ func mapValues(m map[string]string) (list []string) {
 // determinismFindings maps positions to findings.
 func determinismFindings(t *testing.T, dir string) map[string]string {
 	fset := token.NewFileSet()
-	packages, err := parser.ParseDir(fset, dir, func(i fs.FileInfo) bool { return !strings.HasSuffix(i.Name(), "_test.go") }, 0)
+	names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 	require.NoError(t, err)
-	require.Contains(t, packages, "queue")
 	var files []*ast.File
-	for _, f := range packages["queue"].Files {
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		f, err := parser.ParseFile(fset, name, nil, 0)
+		require.NoError(t, err)
 		files = append(files, f)
 	}
+	require.NotEmpty(t, files)
 	// Other packages are left empty, for speed: what comes from them has no type, and to range over it is a finding.
 	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}}
 	config := types.Config{Importer: emptyImporter{}, Error: func(error) {}}
