@@ -32,7 +32,7 @@ const (
 	bucketSize = 4096
 	// dedupHashBytes is how much of SHA-256 of a dedup id names it. Part of the format.
 	dedupHashBytes = 16
-	// goneSet is the group id under which done ranges say that an address above the line exists no more.
+	// goneSet is the group id under which done ranges say that an address above the least floor of the groups exists no more.
 	goneSet GroupID = 0
 )
 
