@@ -210,11 +210,12 @@ func (l *Log) fail(err error) error {
 	return err
 }
 
-// replicaLocked returns the replica of k, making it if there is none.
+// replicaLocked returns the replica of k, making it if there is none. Nothing that an earlier replica of the same
+// name left in the log counts for a new one.
 func (l *Log) replicaLocked(k replicaKey) *replica {
 	r := l.replicas[k]
 	if r == nil {
-		r = &replica{key: k}
+		r = &replica{key: k, m: meta{floor: l.active.position(uint32(l.active.off))}}
 		l.replicas[k] = r
 	}
 	return r

@@ -305,12 +305,12 @@ func TestConcurrentSavesShareSyncs(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	require.Less(t, l.batchNumber, uint64(savers*saves))
-	t.Logf("%d saves in %d batches", savers*saves, l.batchNumber)
 	require.NoError(t, l.Check())
 	dir := l.o.Dir
 	require.NoError(t, l.Close())
 	require.NoError(t, l.Close())
+	require.Less(t, l.batchNumber, uint64(savers*saves))
+	t.Logf("%d saves in %d batches", savers*saves, l.batchNumber)
 	rep, err := Verify(dir)
 	require.NoError(t, err)
 	require.Empty(t, rep.Problems)

@@ -269,7 +269,8 @@ func (r *replica) dropEntries() {
 	r.clearRunsAt()
 }
 
-// needs reports whether the replica needs anything in seg but entries, and marks it for rewriting.
+// rewriteSmall marks what the replica needs of seg, beside entries, for rewriting, and reports whether anything
+// of it is marked.
 func (r *replica) rewriteSmall(seg *segment) bool {
 	if r.metaAt.seg == seg || r.lastAt == seg {
 		r.metaDirty = true

@@ -19,8 +19,7 @@ func segmentName(seq uint64) string { return fmt.Sprintf("%016x%s", seq, segment
 
 // segment is one file of the log. Its header never changes while it is in use.
 //
-// The fields below mu's line in Log are guarded by Log.mu; the file handle has its own lock, so that
-// reading never waits for the index.
+// The file handle has its own lock, so that reading never waits for the index.
 type segment struct {
 	h    segmentHeader
 	seed uint32
