@@ -363,6 +363,12 @@ func testConsumers(f *adminFleet) {
 		}
 	}
 	require.Equal(f.t, map[string][]queue.Address{"one": {1, 2}, "two": {3}, "": {4}}, held)
+	version := f.info("consumers", "g").ConfigVersion
+	must(f, func(n *Node) (api.GroupInfo, error) {
+		return n.ConfigureGroup(f.ctx, "consumers", "g", queue.GroupConfig{MaxInFlight: 4}, version)
+	})
+	require.Equal(f.t, "in-flight-limit", f.explain("consumers", "g", 5, "").Verdict)
+	require.Equal(f.t, "in-flight-limit", f.explain("consumers", "g", 0, "").Verdict)
 }
 
 func testExplain(f *adminFleet) {

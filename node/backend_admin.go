@@ -109,16 +109,26 @@ func (n *Node) addOldest(info *api.GroupInfo, d *desk) {
 // PurgeQueue implements api.Backend at the leader's host, one purge of a shard at a time, so that it can tell how many
 // messages went.
 func (n *Node) PurgeQueue(ctx context.Context, r api.PurgeQueue) (api.PurgeReply, error) {
-	d, err := n.partition(ctx, r.Queue, r.Partition)
+	q, err := n.queueByName(ctx, r.Queue)
 	if err != nil {
 		return api.PurgeReply{}, err
 	}
-	leader, host, _, ok := d.raft.Leader()
-	switch {
+	shard, err := shardOf(q, r.Partition)
+	if err != nil {
+		return api.PurgeReply{}, err
+	}
+	switch _, host, _, ok := n.raft.Leader(shard); {
 	case !ok:
 		return api.PurgeReply{}, &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 200}
-	case leader != d.self:
+	case host != n.id:
 		return api.PurgeReply{}, n.elsewhere(host, &code.Error{Code: code.StaleLeader, Effect: code.EffectNone, RetryAfterMs: 50})
+	}
+	d, err := n.desk(shard)
+	if err != nil {
+		return api.PurgeReply{}, err
+	}
+	if err := d.raft.ReadIndex(ctx); err != nil {
+		return api.PurgeReply{}, err
 	}
 	select {
 	case d.purging <- struct{}{}:

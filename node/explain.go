@@ -179,7 +179,7 @@ func (x *explainer) obstacle() bool {
 		x.say("paused-queue", "the queue is paused: `tierq queue resume` ends it")
 	case x.group.Config.Paused:
 		x.say("paused-group", "the group is paused: `tierq group resume` ends it")
-	case s.State != home.GateOpen && s.Waiters > 0 && s.Ready > 0:
+	case s.Waiters > 0 && s.State != home.GateOpen && (s.Ready > 0 || s.State != home.GateLease): // with nothing to hand out no lease is taken
 		x.say("no-home-lease", "the home may not hand out now (%s): it needs a quorum of the shard, and a new home waits for the old one's lease", s.State)
 	case s.Leased >= int(x.group.Config.MaxInFlight) && s.Leased > 0:
 		x.say("in-flight-limit", "%d messages are in flight, which is the group's limit: ack some, or raise it with `tierq group configure`", s.Leased)
