@@ -123,6 +123,14 @@ func (h *RaftHost) Propose(ctx context.Context, shard uint64, cmd []byte) (queue
 	return p.Wait(ctx)
 }
 
+// readAttempt bounds the first attempt of ReadIndex. The engine sends a request to the leader once: if that host has just died,
+// or the connection breaks, nothing answers. Attempts double, so that one whose answer waits for a backlog to be applied is not
+// cut short again and again.
+const readAttempt = 300 * time.Millisecond
+
+// errReadLost: an attempt got no answer in its time.
+var errReadLost = errors.New("no answer")
+
 // ReadIndex returns nil once this host's replica of a shard has applied everything that was committed when ReadIndex was
 // called, as a quorum confirmed. Its errors are *code.Error with EffectNone. It returns by ctx's deadline.
 func (h *RaftHost) ReadIndex(ctx context.Context, shard uint64) error {
@@ -133,6 +141,23 @@ func (h *RaftHost) ReadIndex(ctx context.Context, shard uint64) error {
 	if err != nil {
 		return err
 	}
+	deadline := time.Now().Add(timeout)
+	for attempt := readAttempt; ; attempt *= 2 {
+		left := time.Until(deadline)
+		if left < 2*attempt {
+			attempt = left // rather one that is longer than one that has no time
+		}
+		if attempt <= 0 {
+			return noLeader(shard, dragonboat.ErrTimeout)
+		}
+		if err := h.readOnce(ctx, shard, attempt); !errors.Is(err, errReadLost) {
+			return err
+		}
+	}
+}
+
+// readOnce is one attempt of ReadIndex.
+func (h *RaftHost) readOnce(ctx context.Context, shard uint64, timeout time.Duration) error {
 	if !h.gate.enter() {
 		return shuttingDown()
 	}
@@ -141,16 +166,19 @@ func (h *RaftHost) ReadIndex(ctx context.Context, shard uint64) error {
 	if err != nil {
 		return notProposed(shard, err)
 	}
-	timer := time.NewTimer(timeout + deadlineGrace)
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case r := <-request.AppliedC():
 		defer request.Release()
+		if r.Timeout() {
+			return errReadLost
+		}
 		return readOutcome(shard, r)
 	case <-ctx.Done():
 		return noLeader(shard, ctx.Err())
 	case <-timer.C:
-		return noLeader(shard, dragonboat.ErrTimeout)
+		return errReadLost
 	}
 }
 
