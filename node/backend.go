@@ -119,8 +119,9 @@ func (n *Node) layout() (replicas, witnesses int) {
 	return 2, 1
 }
 
-// awaitServed waits until a leader of each shard is known here, so that a publish right after the creation works. It is
-// a courtesy: the queue exists either way.
+// awaitServed waits until a leader of each shard is known here and its witnesses are members, so that a publish right after
+// the creation works, and one host may be lost from then on: without its witness a queue of two full replicas has no quorum
+// but both. It is a courtesy: the queue exists either way.
 func (n *Node) awaitServed(ctx context.Context, q catalog.Queue) {
 	ctx, cancel := context.WithTimeout(ctx, catalogTimeout)
 	defer cancel()
@@ -128,7 +129,7 @@ func (n *Node) awaitServed(ctx context.Context, q catalog.Queue) {
 		changed := n.changed()
 		served := true
 		for _, s := range q.Shards {
-			if _, _, _, ok := n.raft.Leader(s); !ok && n.holds(s) {
+			if _, _, _, ok := n.raft.Leader(s); !ok && n.holds(s) || !n.complete(s) {
 				served = false
 			}
 		}
@@ -142,6 +143,14 @@ func (n *Node) awaitServed(ctx context.Context, q catalog.Queue) {
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
+}
+
+// complete says whether the witnesses of a shard have been added to its members.
+func (n *Node) complete(shard uint64) bool {
+	p, _ := n.view().Placement(shard)
+	return !slices.ContainsFunc(p.Replicas, func(r catalog.Replica) bool {
+		return r.Birth == catalog.BirthWitness && !r.Member && r.State < catalog.ReplicaLost
+	})
 }
 
 // holds says whether this host has, or will have, a full replica of a shard.
@@ -373,10 +382,12 @@ func (n *Node) groupInfos(queueName string, d *desk, groups []queue.GroupInfo) [
 	for _, s := range d.keeper.Stats() {
 		stats[s.Group] = s
 	}
-	out := make([]api.GroupInfo, len(groups))
+	out, begun := make([]api.GroupInfo, len(groups)), time.Now()
 	for i, g := range groups {
 		out[i] = n.groupInfoWith(queueName, d, g, stats[g.ID])
-		n.addOldest(&out[i], d)
+		if g.Counters.Unfinished > 0 && time.Since(begun) < oldestTime {
+			n.addOldest(&out[i], d)
+		}
 	}
 	return out
 }
