@@ -278,7 +278,7 @@ func testDelayed(f *adminFleet) {
 	}
 	order := func(p api.DelayedPage) (out string) {
 		for _, m := range p.Messages {
-			out += string(m.Body)
+			out += string(m.Message.Body)
 		}
 		return out
 	}

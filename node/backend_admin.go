@@ -17,6 +17,7 @@ type adminReader interface {
 	LookupPublish(p queue.Producer, seq queue.Seq) (queue.PublishLookup, error)
 	Browse(from queue.Address, limit, maxBytes int) ([]queue.StoredMessage, queue.Address, error)
 	Oldest(id queue.GroupID, now queue.Stamp) (queue.Address, queue.Stamp, bool, error)
+	Head(a queue.Address) (queue.MessageHead, bool, error)
 	OfKey(id queue.GroupID, key []byte, from queue.Address, limit int) ([]queue.Deliverable, queue.Address, error)
 }
 
@@ -88,6 +89,9 @@ func (d *desk) statsOf(id queue.GroupID) home.GroupStats {
 	}
 	return home.GroupStats{}
 }
+
+// oldestTime bounds how long one list of groups looks for oldest messages.
+const oldestTime = 2 * time.Second
 
 // addOldest adds how long a group's oldest message has waited. A failed read leaves it out: it is seen elsewhere.
 func (n *Node) addOldest(info *api.GroupInfo, d *desk) {
@@ -344,21 +348,36 @@ func (n *Node) ListDelayed(ctx context.Context, r api.ListDelayed) (api.DelayedP
 	}
 	size := 0
 	for i, k := range keys {
-		m, ok, err := d.reader.Message(k.Address)
+		m, ok, err := d.delayed(k, r.Bodies)
 		if err != nil {
 			return page, d.readFault(err)
 		}
 		page.Next = k
-		if !ok || m.VisibleAt != k.VisibleAt {
-			continue // changed since the index was read
+		if !ok {
+			continue
 		}
 		page.Messages = append(page.Messages, m)
-		if size += len(m.Body); r.Bodies && size > maxAnswerBytes && i < len(keys)-1 {
+		if size += len(m.Message.Body); size > maxAnswerBytes && i < len(keys)-1 {
 			page.More = true
 			break
 		}
 	}
 	return page, nil
+}
+
+// delayed reads a message of the delayed index; false when it has changed since the index was read.
+func (d *desk) delayed(k queue.DelayedKey, body bool) (m api.DelayedMessage, ok bool, err error) {
+	r, err := d.admin()
+	if err != nil {
+		return m, false, err
+	}
+	if m.MessageHead, ok, err = r.Head(k.Address); err != nil || !ok || m.VisibleAt != k.VisibleAt {
+		return m, false, err
+	}
+	if body {
+		m.Message, ok, err = d.reader.Message(k.Address)
+	}
+	return m, ok, err
 }
 
 // maxAnswerBytes bounds the bodies of one answer, but for the last one.

@@ -1,6 +1,10 @@
 package queue
 
-import "bytes"
+import (
+	"bytes"
+	"cmp"
+	"slices"
+)
 
 // What administrators ask. Every read here is of one applied index and bounded; slices returned belong to the caller.
 
@@ -100,7 +104,8 @@ func (s *QueueStateMachine) Oldest(id GroupID, now Stamp) (a Address, since Stam
 		offer(at, max(h.stamp, h.visibleAt))
 	}
 	if v.meta.Counters.Parked > 0 {
-		l.parkedSince(now, offer)
+		l.stragglersSince(offer)
+		l.dueSince(now, offer)
 	}
 	return a, since, found, nil
 }
@@ -123,30 +128,80 @@ func (l *lister) firstInPlace() (Address, bool) {
 	return 0, false
 }
 
-// parkedSince offers the oldest straggler, and the delayed messages that became due first.
-func (l *lister) parkedSince(now Stamp, offer func(Address, Stamp)) {
+// Bounds of what Oldest looks at beside the messages in place.
+const (
+	maxStragglersSeen = 4096
+	maxDueSeen        = 256
+)
+
+// stragglersSince offers the oldest message that was parked because it held the line.
+func (l *lister) stragglersSince(offer func(Address, Stamp)) {
 	a := l.group.start + 1
-	for range maxListSteps {
+	for range maxStragglersSeen {
 		want, ok := l.walk.next(a)
 		if !ok {
-			break
+			return
 		}
 		if !l.parked.has(want) {
 			if a = max(l.parked.at, want+1); a > MaxAddress {
-				break
+				return
 			}
 			continue
 		}
-		a = want + 1
 		h, err := readHead(l.parked.value())
 		check(err)
-		if !l.dead.has(want) && h.visibleAt <= now {
+		if h.flags&messageDelayed == 0 && !l.dead.has(want) {
 			offer(want, max(h.stamp, h.visibleAt))
-			if h.flags&messageDelayed == 0 {
-				break // stamps rise with addresses
-			}
+			return // stamps rise with addresses
+		}
+		a = want + 1
+	}
+}
+
+// dueSince offers those delayed messages that became due first.
+func (l *lister) dueSince(now Stamp, offer func(Address, Stamp)) {
+	var due []DelayedKey
+	it := openIter(l.snap, []byte{kindDelayed}, appendDelayedKey(nil, DelayedKey{VisibleAt: now + 1}))
+	defer it.Close()
+	for ok := it.First(); ok && len(due) < maxDueSeen; ok = it.Next() {
+		if k := delayedKeyOf(it.Key()); !l.meta.sweeping || k.Address > l.meta.purgedTo {
+			due = append(due, k)
 		}
 	}
+	check(it.Err())
+	slices.SortFunc(due, func(a, b DelayedKey) int { return cmp.Compare(a.Address, b.Address) })
+	walk := newUnfinished(l.snap, l.group, l.gone, l.meta.Last) // a walk only goes up
+	defer walk.close()
+	for _, k := range due {
+		if a, ok := walk.next(k.Address); ok && a == k.Address && !l.dead.has(a) {
+			offer(a, k.VisibleAt)
+		}
+	}
+}
+
+// MessageHead is a message without its headers and body.
+type MessageHead struct {
+	Address   Address
+	Stamp     Stamp
+	VisibleAt Stamp
+	ExpiresAt Stamp
+	Key       []byte
+	Bytes     int // of body, headers and key
+}
+
+// Head reads what is known of a message without copying its body; false when it does not exist (any more).
+func (s *QueueStateMachine) Head(a Address) (m MessageHead, ok bool, err error) {
+	for _, kind := range [...]byte{kindMessage, kindParked, kindMessage} { // it may be parked in between
+		ok, err = s.shard.View(appendKey1(nil, kind, uint64(a)), func(v []byte) error {
+			h, err := readHead(v)
+			m = MessageHead{Address: a, Stamp: h.stamp, VisibleAt: h.visibleAt, ExpiresAt: h.expiresAt, Key: bytes.Clone(h.key), Bytes: int(h.size)}
+			return err
+		})
+		if ok || err != nil {
+			return m, ok, err
+		}
+	}
+	return MessageHead{}, false, nil
 }
 
 // OfKey lists the unfinished, not dead messages of one key of a group in address order, from an address on: at most

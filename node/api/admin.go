@@ -116,10 +116,16 @@ type ListDelayed struct {
 
 // DelayedPage is a page in due order; More says that Next goes on.
 type DelayedPage struct {
-	Messages []queue.StoredMessage
+	Messages []DelayedMessage
 	Next     queue.DelayedKey
 	More     bool
 	Total    uint64
+}
+
+// DelayedMessage is one delayed message; Message only when bodies were asked for.
+type DelayedMessage struct {
+	queue.MessageHead
+	Message queue.StoredMessage
 }
 
 // ChangeDelayed cancels a delayed message, or makes it due Delay from now. Expected 0 is whatever it is now.
@@ -311,7 +317,7 @@ func (s adminService) ListDelayed(ctx context.Context, req *connect.Request[tier
 	}
 	out := &tierqv1.ListDelayedResponse{Total: p.Total}
 	for i := range p.Messages {
-		out.Messages = append(out.Messages, protoDelayed(&p.Messages[i], m.GetWithBodies()))
+		out.Messages = append(out.Messages, protoDelayed(&p.Messages[i]))
 	}
 	if p.More {
 		out.Next = &tierqv1.DelayedPosition{VisibleUnixMs: uint64(p.Next.VisibleAt), Address: uint64(p.Next.Address)}
@@ -319,14 +325,11 @@ func (s adminService) ListDelayed(ctx context.Context, req *connect.Request[tier
 	return connect.NewResponse(out), nil
 }
 
-func protoDelayed(m *queue.StoredMessage, bodies bool) *tierqv1.DelayedMessage {
-	out := &tierqv1.DelayedMessage{
-		Address: uint64(m.Address), VisibleUnixMs: uint64(m.VisibleAt), PublishedUnixMs: uint64(m.Stamp), Bytes: uint64(len(m.Body)), Key: m.Key,
+func protoDelayed(m *DelayedMessage) *tierqv1.DelayedMessage {
+	return &tierqv1.DelayedMessage{
+		Address: uint64(m.Address), VisibleUnixMs: uint64(m.VisibleAt), PublishedUnixMs: uint64(m.Stamp), Bytes: uint64(m.Bytes), Key: m.Key,
+		Body: m.Message.Body, Headers: protoHeaders(m.Message.Headers),
 	}
-	if bodies {
-		out.Body, out.Headers = m.Body, protoHeaders(m.Headers)
-	}
-	return out
 }
 
 func (s adminService) CancelDelayed(ctx context.Context, req *connect.Request[tierqv1.CancelDelayedRequest]) (*connect.Response[tierqv1.ChangeDelayedResponse], error) {

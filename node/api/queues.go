@@ -58,7 +58,7 @@ func (s queueService) DescribeQueue(ctx context.Context, req *connect.Request[ti
 		})
 	}
 	q := protoQueue(info)
-	groupService{s.Server}.askHomes(ctx, q.GetName(), q.GetGroups())
+	groupService(s).askHomes(ctx, q.GetName(), q.GetGroups())
 	return connect.NewResponse(&tierqv1.DescribeQueueResponse{Queue: q}), nil
 }
 

@@ -1813,7 +1813,8 @@ type Group struct {
 	RetriesTotal  uint64 `protobuf:"varint,21,opt,name=retries_total,json=retriesTotal,proto3" json:"retries_total,omitempty"`
 	DeadTotal     uint64 `protobuf:"varint,22,opt,name=dead_total,json=deadTotal,proto3" json:"dead_total,omitempty"`
 	RedrivenTotal uint64 `protobuf:"varint,23,opt,name=redriven_total,json=redrivenTotal,proto3" json:"redriven_total,omitempty"`
-	// The oldest message that could have been finished by now, and how long it has been deliverable. 0: none.
+	// The oldest message that could have been finished by now, and how long it has been deliverable. 0: none, or none was
+	// found within a bounded number of reads.
 	OldestAddress uint64 `protobuf:"varint,24,opt,name=oldest_address,json=oldestAddress,proto3" json:"oldest_address,omitempty"`
 	OldestAgeMs   uint64 `protobuf:"varint,25,opt,name=oldest_age_ms,json=oldestAgeMs,proto3" json:"oldest_age_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -6463,8 +6464,9 @@ type DelayedMessage struct {
 	Address         uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
 	VisibleUnixMs   uint64                 `protobuf:"varint,2,opt,name=visible_unix_ms,json=visibleUnixMs,proto3" json:"visible_unix_ms,omitempty"`
 	PublishedUnixMs uint64                 `protobuf:"varint,3,opt,name=published_unix_ms,json=publishedUnixMs,proto3" json:"published_unix_ms,omitempty"`
-	Bytes           uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	Key             []byte                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	// Of body, headers and key.
+	Bytes uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Key   []byte `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
 	// With with_bodies only.
 	Body          []byte    `protobuf:"bytes,6,opt,name=body,proto3" json:"body,omitempty"`
 	Headers       []*Header `protobuf:"bytes,7,rep,name=headers,proto3" json:"headers,omitempty"`
