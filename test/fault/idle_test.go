@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -53,7 +54,7 @@ func TestFaultIdle(t *testing.T) {
 	for i := range queues {
 		f.awaitConverged(fmt.Sprintf("idle-%d", i+1))
 	}
-	before := indexes()
+	before := f.awaitQuiet(indexes)
 	var cpu, bytes []int64
 	for _, h := range f.hosts {
 		cpu, bytes = append(cpu, h.cpuTicks()), append(bytes, dirBytes(h.dir))
@@ -67,6 +68,25 @@ func TestFaultIdle(t *testing.T) {
 		t.Logf("host %d (%s): %.1f %% of a core, data grew by %d bytes in %v", h.id, h.role, 100*used, dirBytes(h.dir)-bytes[i], took.Round(time.Millisecond))
 	}
 	t.Logf("account: sent %d, acknowledged %d, delivered %d, duplicates 0, lost 0", queues, queues, queues)
+}
+
+// quietTime is how long nothing must be applied for a fleet to be idle: what was acked last is cleared away first.
+const quietTime = 2 * time.Second
+
+// awaitQuiet waits until no index has moved for quietTime.
+func (f *fleet) awaitQuiet(indexes func() map[string]uint64) map[string]uint64 {
+	f.t.Helper()
+	last, since := indexes(), time.Now()
+	eventually(f.t, readyWithin, "nothing is applied any more", func() error {
+		if now := indexes(); !maps.Equal(now, last) {
+			last, since = now, time.Now()
+		}
+		if time.Since(since) < quietTime {
+			return errNotYet
+		}
+		return nil
+	})
+	return last
 }
 
 // ticksPerSecond is USER_HZ, which is 100 on every Linux that Go runs on.
