@@ -245,9 +245,13 @@ func testGroupPolicy(f *adminFleet) {
 	_, err = configure(queue.GroupConfig{MaxAttempts: 100000}, got.ConfigVersion)
 	f.refused(code.InvalidArgument, err)
 	f.bodies("policy", 1)
-	for range 2 { // the second failure is the last one
-		f.settle(api.SettleNack, "policy", "g", "broken", f.receive("policy", "g", "", 1)...)
-	}
+	first := f.receive("policy", "g", "", 1)
+	f.settle(api.SettleNack, "policy", "g", "broken", first...)
+	again := f.receive("policy", "g", "", 1)
+	require.EqualValues(f.t, 2, again[0].Attempt)
+	require.Equal(f.t, "broken", again[0].Reason)
+	require.Equal(f.t, first[0].FirstDelivered, again[0].FirstDelivered)
+	f.settle(api.SettleNack, "policy", "g", "broken", again...) // the second failure is the last one
 	require.EqualValues(f.t, 1, f.info("policy", "g").Counters.Dead)
 
 	pause := func(paused bool) api.GroupInfo {

@@ -498,7 +498,9 @@ func (n *Node) Receive(ctx context.Context, r api.Receive) ([]api.Delivery, queu
 	}
 	out := make([]api.Delivery, len(got))
 	for i, m := range got {
-		out[i] = api.Delivery{Message: m.Message, Receipt: m.Receipt, Attempt: m.Attempt, Lease: m.Lease}
+		out[i] = api.Delivery{
+			Message: m.Message, Receipt: m.Receipt, Attempt: m.Attempt, Lease: m.Lease, FirstDelivered: m.FirstDelivered, Reason: m.Reason, Round: m.Round,
+		}
 	}
 	n.metrics.delivered.Add(float64(len(out)))
 	return out, g.Epoch, nil

@@ -73,7 +73,7 @@ func (a *app) rootCommand() *cobra.Command {
 // commands are the subcommands, in the order of the help.
 var commands = []func(*app) *cobra.Command{
 	devCommand, serveCommand, witnessCommand,
-	queueCommand, groupCommand, sendCommand, receiveCommand, deadCommand, delayedCommand, browseCommand, lookupCommand,
+	queueCommand, groupCommand, sendCommand, receiveCommand, settleCommand, deadCommand, delayedCommand, browseCommand, lookupCommand,
 	statusCommand, leaderCommand, shardCommand, doctorCommand, benchCommand, walCommand, errorsCommand,
 }
 

@@ -135,6 +135,10 @@ func TestAdminUsage(t *testing.T) {
 		"browse q --limit 0":                      "--limit",
 		"lookup q me 1":                           "producer",
 		"lookup q 1 0":                            "seq",
+		"send q x --atomic":                       "--lines",
+		"send q --lines --expect-last 3":          "--atomic",
+		"settle extend q r":                       "--lease",
+		"settle nack q r --delay 13h":             "--delay",
 		"dead redrive q":                          "--reason",
 		"dead redrive q 4 --reason x":             "exclude",
 		"dead purge q --all --older -1s":          "--older",
@@ -151,4 +155,31 @@ func TestAdminUsage(t *testing.T) {
 	_, errs, exit = s.run("group", "configure", "q", "nosuch")
 	require.Equal(t, exitRefused, exit)
 	require.Contains(t, errs, "UNKNOWN_GROUP")
+}
+
+// A receipt from receive --json settles its message.
+func TestSettle(t *testing.T) {
+	s := newShell(t, 1)
+	s.ok("queue", "create", "q")
+	s.stdin = strings.NewReader("a\nb\nc\n")
+	require.Equal(t, "QUEUE  ACKED  FIRST_ADDRESS  LAST_ADDRESS  DUPLICATE  DATA_COPIES  SHARD  INDEX\nq      3      1              3             no         2            2      4\n",
+		s.ok("send", "q", "--lines", "--atomic"))
+	receipt := func() string {
+		t.Helper()
+		_, rest, ok := strings.Cut(s.ok("receive", "q", "--json"), `"receipt":"`)
+		require.True(t, ok)
+		receipt, _, _ := strings.Cut(rest, `"`)
+		return receipt
+	}
+	one := receipt()
+	require.Equal(t, "ADDRESS  RESULT  ALREADY  RECEIPT\n1        OK      no       "+one+"\n", s.ok("settle", "extend", "q", one, "--lease", "1m"))
+	s.ok("settle", "ack", "q", one)
+	s.ok("settle", "nack", "q", receipt(), "--delay", "0s", "--reason", "no")
+	s.ok("settle", "release", "q", receipt())
+	s.ok("settle", "reject", "q", receipt(), "--reason", "bad")
+	require.Contains(t, s.ok("dead", "list", "q"), "bad")
+	out, errs, exit := s.run("settle", "ack", "q", "garbage")
+	require.Equal(t, exitRefused, exit)
+	require.Contains(t, errs, "INVALID_RECEIPT")
+	require.Contains(t, out, "INVALID_RECEIPT")
 }

@@ -214,6 +214,10 @@ type jsonMessage struct {
 	Headers    []jsonHeader `json:"headers,omitempty"`
 	Body       *string      `json:"body,omitempty"`
 	BodyBase64 []byte       `json:"body_base64,omitempty"`
+	// Of a message that has been delivered before.
+	FirstDelivered string `json:"first_delivered,omitempty"`
+	LastFailure    string `json:"last_failure,omitempty"`
+	Round          uint32 `json:"round,omitempty"`
 }
 
 type jsonHeader struct {
@@ -235,6 +239,10 @@ func (r *receiver) write(d *client.Delivery) error {
 		m.Headers = append(m.Headers, jsonHeader{h.Name, h.Value})
 	}
 	m.Body, m.BodyBase64 = jsonBody(d.Body)
+	m.LastFailure, m.Round = d.LastFailure, d.Round
+	if !d.FirstDelivered.IsZero() && (d.Attempt > 1 || d.Round > 0) {
+		m.FirstDelivered = d.FirstDelivered.UTC().Format(time.RFC3339Nano)
+	}
 	return json.NewEncoder(r.out).Encode(m)
 }
 

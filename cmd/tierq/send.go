@@ -27,6 +27,9 @@ type sendFlags struct {
 	batch     int
 	unordered bool
 	progress  bool
+
+	atomic     bool
+	expectLast uint64
 }
 
 func sendCommand(a *app) *cobra.Command {
@@ -48,13 +51,19 @@ func sendCommand(a *app) *cobra.Command {
 				return err
 			case f.lines && len(args) == 2:
 				return usagef("MESSAGE and --lines exclude each other")
+			case f.atomic && !f.lines:
+				return usagef("--atomic needs --lines: a single message is stored or not")
+			case f.lines && !f.atomic && cmd.Flags().Changed("expect-last"):
+				return usagef("--expect-last with --lines needs --atomic")
+			case f.atomic:
+				return a.sendAtomic(cmd.Context(), args[0], m, f.conditions(cmd.Flags().Changed))
 			case f.lines:
 				return a.sendLines(cmd.Context(), args[0], m, f)
 			case len(args) == 1:
 				return usagef("no message: give one as argument, or --lines to send the lines of stdin")
 			}
 			m.Body = []byte(args[1])
-			return a.sendOne(cmd.Context(), args[0], m)
+			return a.sendOne(cmd.Context(), args[0], m, f.conditions(cmd.Flags().Changed))
 		},
 	}
 	fs := c.Flags()
@@ -66,6 +75,8 @@ func sendCommand(a *app) *cobra.Command {
 	fs.StringVar(&f.dedupID, "dedup-id", "", "drop a second message of this id within five minutes")
 	fs.IntVar(&f.batch, "batch", 1024, "with --lines: most messages in one request, 1 to 8192")
 	fs.BoolVar(&f.unordered, "unordered", false, "with --lines: several requests at once; lines may be stored out of order")
+	fs.BoolVar(&f.atomic, "atomic", false, "with --lines: store all lines, 8,192 at most, or none")
+	fs.Uint64Var(&f.expectLast, "expect-last", 0, "refuse unless the queue's last address is this one; 0 is an empty queue")
 	fs.BoolVar(&f.progress, "progress", false, "draw progress also when stderr is no terminal")
 	return c
 }
@@ -100,7 +111,7 @@ func (f *sendFlags) message() (client.Message, error) {
 
 const sendTimeout = 60 * time.Second
 
-func (a *app) sendOne(ctx context.Context, queue string, m client.Message) error {
+func (a *app) sendOne(ctx context.Context, queue string, m client.Message, on client.PublishOptions) error {
 	o, err := a.options()
 	if err != nil {
 		return err
@@ -110,7 +121,7 @@ func (a *app) sendOne(ctx context.Context, queue string, m client.Message) error
 	return withOptions(ctx, o, func(ctx context.Context, c *client.Client) error {
 		ctx, cancel := context.WithTimeout(ctx, o.PublishTimeout)
 		defer cancel()
-		rs, err := c.Publish(ctx, queue, m)
+		rs, err := c.PublishWith(ctx, queue, on, m)
 		if err != nil {
 			return err
 		}

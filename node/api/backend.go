@@ -158,6 +158,10 @@ type Delivery struct {
 	Receipt string
 	Attempt uint32
 	Lease   time.Duration
+	// FirstDelivered is the first hand-out that this home has seen, Reason the last failure, Round the redrives.
+	FirstDelivered queue.Stamp
+	Reason         string
+	Round          uint32
 }
 
 // SettleKind is what a settle does with its leases.

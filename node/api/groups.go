@@ -188,6 +188,7 @@ func protoMessage(d Delivery) *tierqv1.Message {
 	m := &tierqv1.Message{
 		Address: uint64(d.Message.Address), Receipt: d.Receipt, Body: d.Message.Body, Headers: protoHeaders(d.Message.Headers), Key: d.Message.Key,
 		Attempt: d.Attempt, PublishedUnixMs: uint64(d.Message.Stamp), LeaseMs: uint64(d.Lease.Milliseconds()), Seq: uint64(d.Message.Seq),
+		FirstDeliveredUnixMs: uint64(d.FirstDelivered), Round: d.Round, LastFailure: d.Reason,
 	}
 	if d.Message.Producer.Kind == queue.ProducerClient {
 		m.ProducerId = d.Message.Producer.ID

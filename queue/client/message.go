@@ -66,6 +66,11 @@ type Delivery struct {
 	Lease     time.Duration
 	Producer  uint64
 	Seq       uint64
+	// FirstDelivered is when the message was first handed out, as far as its home has seen; LastFailure is why it came
+	// back, "" if it did not; Round counts its redrives.
+	FirstDelivered time.Time
+	LastFailure    string
+	Round          uint32
 }
 
 func (m *Message) check() *code.Error {
@@ -129,9 +134,13 @@ func headersOf(hs []*tierqv1.Header) []Header {
 }
 
 func deliveryOf(m *tierqv1.Message) *Delivery {
-	return &Delivery{
+	d := &Delivery{
 		Address: m.Address, Receipt: m.Receipt, Body: m.Body, Headers: headersOf(m.Headers), Key: m.Key,
 		Attempt: m.Attempt, Published: time.UnixMilli(int64(m.PublishedUnixMs)),
-		Lease: time.Duration(m.LeaseMs) * time.Millisecond, Producer: m.ProducerId, Seq: m.Seq,
+		Lease: time.Duration(m.LeaseMs) * time.Millisecond, Producer: m.ProducerId, Seq: m.Seq, LastFailure: m.LastFailure, Round: m.Round,
 	}
+	if m.FirstDeliveredUnixMs != 0 {
+		d.FirstDelivered = time.UnixMilli(int64(m.FirstDeliveredUnixMs))
+	}
+	return d
 }

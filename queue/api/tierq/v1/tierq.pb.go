@@ -2720,8 +2720,14 @@ type Message struct {
 	LeaseMs         uint64 `protobuf:"varint,8,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	ProducerId      uint64 `protobuf:"varint,9,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	Seq             uint64 `protobuf:"varint,10,opt,name=seq,proto3" json:"seq,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// When it was first handed out, as far as this home has seen.
+	FirstDeliveredUnixMs uint64 `protobuf:"varint,11,opt,name=first_delivered_unix_ms,json=firstDeliveredUnixMs,proto3" json:"first_delivered_unix_ms,omitempty"`
+	// Redrives.
+	Round uint32 `protobuf:"varint,12,opt,name=round,proto3" json:"round,omitempty"`
+	// Why it came back; empty if it did not.
+	LastFailure   string `protobuf:"bytes,13,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Message) Reset() {
@@ -2822,6 +2828,27 @@ func (x *Message) GetSeq() uint64 {
 		return x.Seq
 	}
 	return 0
+}
+
+func (x *Message) GetFirstDeliveredUnixMs() uint64 {
+	if x != nil {
+		return x.FirstDeliveredUnixMs
+	}
+	return 0
+}
+
+func (x *Message) GetRound() uint32 {
+	if x != nil {
+		return x.Round
+	}
+	return 0
+}
+
+func (x *Message) GetLastFailure() string {
+	if x != nil {
+		return x.LastFailure
+	}
+	return ""
 }
 
 type ReceiveResponse struct {
@@ -7519,7 +7546,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\tmin_index\x18\b \x01(\x04R\bminIndexB\n" +
 	"\n" +
 	"\b_wait_msB\v\n" +
-	"\t_lease_ms\"\xa3\x02\n" +
+	"\t_lease_ms\"\x93\x03\n" +
 	"\aMessage\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x18\n" +
 	"\areceipt\x18\x02 \x01(\tR\areceipt\x12\x12\n" +
@@ -7532,7 +7559,10 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\vproducer_id\x18\t \x01(\x04R\n" +
 	"producerId\x12\x10\n" +
 	"\x03seq\x18\n" +
-	" \x01(\x04R\x03seq\"V\n" +
+	" \x01(\x04R\x03seq\x125\n" +
+	"\x17first_delivered_unix_ms\x18\v \x01(\x04R\x14firstDeliveredUnixMs\x12\x14\n" +
+	"\x05round\x18\f \x01(\rR\x05round\x12!\n" +
+	"\flast_failure\x18\r \x01(\tR\vlastFailure\"V\n" +
 	"\x0fReceiveResponse\x12-\n" +
 	"\bmessages\x18\x01 \x03(\v2\x11.tierq.v1.MessageR\bmessages\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"T\n" +
