@@ -220,7 +220,20 @@ func (f *crashFile) Sync() error {
 	}
 	f.fs.syncs++
 	f.n.persist(func(int64) bool { return true })
+	f.n.durable = append(f.n.durable, make([]byte, len(f.n.data)-len(f.n.durable))...)
 	return nil
+}
+
+func (f *crashFile) Allocate(size int64) error {
+	f.fs.mu.Lock()
+	defer f.fs.mu.Unlock()
+	if err := f.fs.step("allocate", f.name); err != nil {
+		return err
+	}
+	if n := size - int64(len(f.n.data)); n > 0 {
+		f.n.data = append(f.n.data, make([]byte, n)...)
+	}
+	return f.fs.after()
 }
 
 func (n *crashNode) persist(keep func(sector int64) bool) {

@@ -35,8 +35,11 @@ type fileSystem interface {
 type file interface {
 	ReadAt(p []byte, off int64) (int, error)
 	WriteAt(p []byte, off int64) (int, error)
-	// Sync makes what was written durable, as fdatasync does.
+	// Sync makes what was written durable, and the size, as fdatasync does.
 	Sync() error
+	// Allocate makes the file size bytes long, in zeros, with its space reserved. It returns errNoAllocate
+	// if the file system cannot.
+	Allocate(size int64) error
 	Size() (int64, error)
 	Close() error
 }
@@ -124,6 +127,22 @@ func (f osFile) Sync() error {
 		err := unix.Fdatasync(int(f.Fd()))
 		if err != unix.EINTR {
 			return err
+		}
+	}
+}
+
+var errNoAllocate = errors.New("wal: the file system cannot reserve space")
+
+func (f osFile) Allocate(size int64) error {
+	for {
+		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
+			return errNoAllocate
+		case !errors.Is(err, unix.EINTR):
+			return &os.PathError{Op: "fallocate", Path: f.Name(), Err: err}
 		}
 	}
 }

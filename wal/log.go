@@ -43,6 +43,7 @@ type Log struct {
 	scratch     []byte
 	rotatedAt   time.Time
 	nextBytes   int64 // size that the next segment is to have
+	busy        bool  // see busyBytesPerSecond
 
 	mu       sync.Mutex // guards what follows, and every replica and segment
 	replicas map[replicaKey]*replica

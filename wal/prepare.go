@@ -17,6 +17,8 @@ const (
 	firstSegmentBytes = 256 << 10
 	// maxSegmentBytes keeps offsets within 32 bits, and a segment within what recovery reads at once.
 	maxSegmentBytes = 2 << 30
+	// busyBytesPerSecond is the rate of writing above which new files are not filled with zeros.
+	busyBytesPerSecond = 2 << 20
 	// quickFill is a segment's life below which the next one is twice as large; four times, below a fifth of it.
 	quickFill = 500 * time.Millisecond
 )
@@ -31,6 +33,7 @@ type spare struct {
 type prepareOrder struct {
 	seq  uint64
 	size int64
+	busy bool // the log is written so fast that the disk has no time for zeros
 }
 
 // preparedSegment is the answer: an empty durable segment under its name.
@@ -61,7 +64,7 @@ func (l *Log) orderNext() {
 		size = max(firstSegmentBytes, min(int64(l.active.h.size), l.o.SegmentBytes))
 		size = min(size, l.o.SegmentBytes)
 	}
-	l.prepare <- prepareOrder{seq: l.active.h.seq + 1, size: size}
+	l.prepare <- prepareOrder{seq: l.active.h.seq + 1, size: size, busy: l.busy}
 }
 
 // prepareLoop makes segments ready ahead of need, so that the leader never waits for zeros to be written.
@@ -142,8 +145,8 @@ func (l *Log) takeSpare(o prepareOrder) (file, string, int64, error) {
 	if err != nil {
 		return nil, "", 0, fmt.Errorf("wal: create spare: %w", err)
 	}
-	if err := fillZeros(f, o.size); err != nil {
-		return nil, "", 0, errors.Join(fmt.Errorf("wal: fill %s: %w", path, err), f.Close(), l.fs.Remove(path))
+	if err := extend(f, o.size, o.busy); err != nil {
+		return nil, "", 0, errors.Join(fmt.Errorf("wal: extend %s: %w", path, err), f.Close(), l.fs.Remove(path))
 	}
 	return f, path, o.size, nil
 }
@@ -204,6 +207,7 @@ func (l *Log) rotate(need int64) error {
 	l.segments = append(l.segments, next)
 	l.active = next
 	l.nextBytes = l.nextSizeLocked()
+	l.busy = float64(l.segments[len(l.segments)-2].h.size) > busyBytesPerSecond*time.Since(l.rotatedAt).Seconds()
 	l.mu.Unlock()
 	l.activeFile = f
 	l.rotatedAt = time.Now()
@@ -246,7 +250,7 @@ func (l *Log) takePrepared(need int64) (*segment, error) {
 	if size > maxSegmentBytes {
 		return nil, fmt.Errorf("wal: one save of %d bytes does not fit into a segment", need)
 	}
-	o := prepareOrder{seq: l.active.h.seq + 1, size: size}
+	o := prepareOrder{seq: l.active.h.seq + 1, size: size, busy: true} // somebody waits
 	s, err := l.prepareSegment(o)
 	if o.size = max(firstSegmentBytes, need); err != nil && o.size < size {
 		return l.prepareSegment(o) // a full disk may have room for a small one

@@ -2,6 +2,7 @@ package wal
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"path/filepath"
@@ -251,22 +252,32 @@ func (s *segment) seal(f file) error {
 
 func alignUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// zeroChunk is what fillZeros writes at once.
-const zeroChunk = 256 << 10
+// zeroChunk is what fillZeros writes and syncs at once, so that a log that is being written never waits
+// behind much of it.
+const zeroChunk = 1 << 20
 
-// fillZeros writes size zeros and makes them durable, with a sync every 4 MiB so that a log that is
-// being written does not wait behind the whole of it.
+// fillZeros writes size zeros and makes them durable.
 func fillZeros(f file, size int64) error {
-	zeros := make([]byte, zeroChunk)
+	zeros := make([]byte, min(zeroChunk, size))
 	for off := int64(0); off < size; off += zeroChunk {
 		if _, err := f.WriteAt(zeros[:min(zeroChunk, size-off)], off); err != nil {
 			return err
 		}
-		if off/(4<<20) != (off+zeroChunk)/(4<<20) {
-			if err := f.Sync(); err != nil {
-				return err
-			}
+		if err := f.Sync(); err != nil {
+			return err
 		}
 	}
-	return f.Sync()
+	return nil
+}
+
+// extend makes f size bytes long. A file whose blocks were written before takes an fsync of half the time of one
+// whose blocks are only reserved, so zeros are written, unless the log is so busy that this would
+// take the disk from it; then the log's own first pass over the file does it for the uses that follow.
+func extend(f file, size int64, busy bool) error {
+	if busy {
+		if err := f.Allocate(size); !errors.Is(err, errNoAllocate) {
+			return err
+		}
+	}
+	return fillZeros(f, size)
 }
