@@ -2,6 +2,8 @@ package fault
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/binary"
 	"fmt"
 	"strconv"
 	"sync"
@@ -24,6 +26,8 @@ import (
 //	no resurrection  a message whose ack was answered OK is never received after that (G5)
 //	one address      a message keeps its address, also when its publish was repeated, and shares it with no other
 //	attempts         a message's attempts never fall within a round, and rise with every nack that was answered OK
+//	one lease        under one epoch a message is not handed out again while its lease lasts and nobody settled it (G4)
+//	fenced           an ack is not answered OK once the message was handed out under a later epoch
 type account struct {
 	mu       sync.Mutex
 	entries  map[uint64]*entry
@@ -58,6 +62,9 @@ const (
 // delivered is one time that a consumer had a message.
 type delivered struct {
 	attempt uint32
+	epoch   uint64    // of its lease; 0 if not known
+	until   time.Time // when its lease ends at the latest
+	asked   bool      // somebody has begun to settle it
 	end     ending
 }
 
@@ -142,9 +149,20 @@ type turn struct {
 }
 
 // received notes a delivery, before anything is done about it.
-func (a *account) received(d *client.Delivery) turn { return a.got(d.Body, d.Address, d.Attempt) }
+func (a *account) received(d *client.Delivery) turn {
+	return a.got(d.Body, d.Address, delivered{attempt: d.Attempt, epoch: epochOf(d.Receipt), until: time.Now().Add(d.Lease)})
+}
 
-func (a *account) got(body []byte, address uint64, attempt uint32) turn {
+// epochOf reads a receipt (docs/format/receipt.md): the epoch of its lease is the fourth number after the version byte.
+func epochOf(receipt string) uint64 {
+	raw, err := base64.RawURLEncoding.DecodeString(receipt)
+	if err != nil || len(raw) < 1+6*8 {
+		return 0
+	}
+	return binary.BigEndian.Uint64(raw[1+3*8:])
+}
+
+func (a *account) got(body []byte, address uint64, now delivered) turn {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	number, _, _ := bytes.Cut(body, []byte{'\t'})
@@ -164,6 +182,9 @@ func (a *account) got(body []byte, address uint64, attempt uint32) turn {
 	}
 	least := uint32(1)
 	for _, before := range e.delivered {
+		if before.epoch != 0 && before.epoch == now.epoch && !before.asked && time.Now().Before(before.until) {
+			a.problemLocked("message %d was handed out twice under epoch %d within one lease", id, now.epoch)
+		}
 		switch before.end {
 		case acked:
 			a.problemLocked("message %d was received again after its ack was answered OK", id)
@@ -175,11 +196,21 @@ func (a *account) got(body []byte, address uint64, attempt uint32) turn {
 			least = max(least, before.attempt)
 		}
 	}
-	if attempt != 0 && attempt < least {
-		a.problemLocked("message %d was received as attempt %d after at least %d", id, attempt, least-1)
+	if now.attempt != 0 && now.attempt < least {
+		a.problemLocked("message %d was received as attempt %d after at least %d", id, now.attempt, least-1)
 	}
-	e.delivered = append(e.delivered, delivered{attempt: attempt})
+	e.delivered = append(e.delivered, now)
 	return turn{id, len(e.delivered) - 1}
+}
+
+// settling notes that a delivery is about to be settled: from now on it may be handed out again.
+func (a *account) settling(n turn) {
+	if n.id == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.entries[n.id].delivered[n.nth].asked = true
 }
 
 // settled notes how the settling of one delivery ended; want is what it was settled as.
@@ -197,11 +228,17 @@ func (a *account) settled(n turn, want ending, err *code.Error) {
 	default:
 		end = ackRefused
 	}
+	ds := a.entries[n.id].delivered
 	if end == acked {
 		a.acked++
+		for _, d := range ds {
+			if d.epoch > ds[n.nth].epoch && ds[n.nth].epoch != 0 {
+				a.problemLocked("message %d: the ack of epoch %d was answered OK after a delivery under epoch %d", n.id, ds[n.nth].epoch, d.epoch)
+			}
+		}
 		a.lastAck = lengthen(&a.longestAck, a.lastAck)
 	}
-	a.entries[n.id].delivered[n.nth].end = end
+	ds[n.nth].end = end
 }
 
 // deadLetter notes that a message lies among the dead letters.
@@ -321,7 +358,12 @@ func (a *account) counts() (acknowledged, acked int) {
 // TestAccountFindsBreaches proves that the books notice each kind of breach: a checker that cannot fail proves nothing.
 func TestAccountFindsBreaches(t *testing.T) {
 	body := bodyOf(1, []byte("x"))
-	deliver := func(a *account, address uint64, attempt uint32) turn { return a.got(body, address, attempt) }
+	deliver := func(a *account, address uint64, attempt uint32) turn {
+		return a.got(body, address, delivered{attempt: attempt})
+	}
+	under := func(a *account, epoch uint64) turn {
+		return a.got(body, 7, delivered{attempt: 1, epoch: epoch, until: time.Now().Add(time.Hour)})
+	}
 	none := &code.Error{Code: code.StaleOwner, Effect: code.EffectNone}
 	for name, tc := range map[string]struct {
 		do   func(a *account)
@@ -341,8 +383,8 @@ func TestAccountFindsBreaches(t *testing.T) {
 		}, ""},
 		"lost":                {func(a *account) { a.answered(1, client.Published{Address: 7}) }, "is lost"},
 		"received, not acked": {func(a *account) { a.answered(1, client.Published{Address: 7}); deliver(a, 7, 1) }, "is lost"},
-		"invented":            {func(a *account) { a.got(bodyOf(2, nil), 8, 1) }, "never sent"},
-		"changed":             {func(a *account) { a.got(append(bodyOf(1, nil), 'y'), 7, 1) }, "received as"},
+		"invented":            {func(a *account) { a.got(bodyOf(2, nil), 8, delivered{}) }, "never sent"},
+		"changed":             {func(a *account) { a.got(append(bodyOf(1, nil), 'y'), 7, delivered{}) }, "received as"},
 		"refused":             {func(a *account) { a.answered(1, client.Published{Err: none}); deliver(a, 7, 1) }, "although its publish was refused"},
 		"resurrected": {func(a *account) {
 			a.answered(1, client.Published{Address: 7})
@@ -354,6 +396,16 @@ func TestAccountFindsBreaches(t *testing.T) {
 			a.settled(deliver(a, 7, 2), nacked, nil)
 			deliver(a, 7, 2)
 		}, "as attempt 2 after at least 2"},
+		"two leases": {func(a *account) { under(a, 3); under(a, 3) }, "handed out twice under epoch 3"},
+		"good under another epoch": {func(a *account) {
+			under(a, 3)
+			a.settled(under(a, 4), acked, nil)
+		}, ""},
+		"not fenced": {func(a *account) {
+			old := under(a, 3)
+			under(a, 4)
+			a.settled(old, acked, nil)
+		}, "after a delivery under epoch 4"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAccount()

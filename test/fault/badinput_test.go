@@ -217,7 +217,8 @@ func badReceipts(t *testing.T, h *host) {
 				res, err := h.settle(kind, "good", "g", strings.ToValidUTF8(receipt, "?"))
 				require.NoError(t, err)
 				require.Equal(t, code.InvalidReceipt, code.Code(res.Code), res.Text)
-				requireOneLine(t, res.Text, "INVALID_RECEIPT")
+				require.Equal(t, "INVALID_RECEIPT", res.Name)
+				requireOneLine(t, res.Text, "receive")
 			}
 		})
 	}
@@ -252,6 +253,7 @@ func badCommands(t *testing.T, h *host) {
 			require.Equal(t, tc.exit, r.exit, "stdout %q stderr %q", r.stdout, r.stderr)
 			requireOneLine(t, r.stderr, tc.hint)
 			require.Less(t, r.took, refusedWithin)
+			t.Logf("exit %d: %s", r.exit, strings.TrimSpace(r.stderr))
 		})
 	}
 	t.Run("nobody listens", func(t *testing.T) {

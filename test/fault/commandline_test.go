@@ -112,7 +112,7 @@ func startReader(t *testing.T, a *account, addrs string) *reader {
 				return
 			}
 			// What is printed is acked next; which acks were refused is known as a number only, when it ends.
-			a.settled(a.got(line[:len(line)-1], 0, 0), ackUnknown, nil)
+			a.settled(a.got(line[:len(line)-1], 0, delivered{}), ackUnknown, nil)
 			r.mu.Lock()
 			r.read++
 			r.mu.Unlock()

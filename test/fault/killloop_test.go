@@ -23,8 +23,15 @@ const loadRate = 1500
 // are equal.
 func TestFaultKillLoop(t *testing.T) {
 	needsProcesses(t)
+	for _, layout := range []struct{ full, witnesses int }{{2, 1}, {3, 0}} {
+		t.Run(fmt.Sprintf("%d full and %d witnesses", layout.full, layout.witnesses), func(t *testing.T) {
+			killLoop(t, newFleet(t, layout.full, layout.witnesses))
+		})
+	}
+}
+
+func killLoop(t *testing.T, f *fleet) {
 	r := newRand(t)
-	f := newFleet(t, 2, 1)
 	c := f.client(client.Options{PublishTimeout: 60 * time.Second})
 	f.createQueue(c, "loop", nil)
 	f.createGroup(c, &tierqv1.CreateGroupRequest{Queue: "loop", Name: "workers", Config: &tierqv1.GroupConfig{
@@ -53,6 +60,7 @@ func TestFaultKillLoop(t *testing.T) {
 // faultRound does one thing to the fleet, waits until it is whole again, and for some more messages.
 func (f *fleet) faultRound(r *rand.Rand, a *account, round int, queue string) {
 	f.t.Helper()
+	awaitAcks(f.t, a, 100)
 	awaitProgress(f.t, a, 50+r.IntN(1000))
 	victim := f.hosts[r.IntN(len(f.hosts))]
 	n := r.IntN(10)

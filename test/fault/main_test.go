@@ -25,8 +25,8 @@ var (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	status := m.Run()
-	if binary.dir != "" {
-		_ = os.RemoveAll(binary.dir)
+	if program.dir != "" {
+		_ = os.RemoveAll(program.dir)
 	}
 	os.Exit(status)
 }
@@ -46,8 +46,8 @@ func newRand(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(*seedFlag, 0x7469657271))
 }
 
-// binary is the program under test, built once a run.
-var binary struct {
+// program is the binary under test, built once a run.
+var program struct {
 	once sync.Once
 	dir  string
 	err  error
@@ -59,19 +59,19 @@ func tierq(t *testing.T) string {
 	if *binaryFlag != "" {
 		return *binaryFlag
 	}
-	binary.once.Do(func() {
-		if binary.dir, binary.err = os.MkdirTemp("", "tierq-bin-"); binary.err != nil {
+	program.once.Do(func() {
+		if program.dir, program.err = os.MkdirTemp("", "tierq-bin-"); program.err != nil {
 			return
 		}
-		build := exec.Command("go", "build", "-o", filepath.Join(binary.dir, "tierq"), "github.com/tierq/tierq/cmd/tierq")
+		build := exec.Command("go", "build", "-o", filepath.Join(program.dir, "tierq"), "github.com/tierq/tierq/cmd/tierq")
 		if out, err := build.CombinedOutput(); err != nil {
-			binary.err = fmt.Errorf("build the binary: %w\n%s", err, out)
+			program.err = fmt.Errorf("build the binary: %w\n%s", err, out)
 		}
 	})
-	if binary.err != nil {
-		t.Fatal(binary.err)
+	if program.err != nil {
+		t.Fatal(program.err)
 	}
-	return filepath.Join(binary.dir, "tierq")
+	return filepath.Join(program.dir, "tierq")
 }
 
 // pollEvery is how often a state that only an outside view shows is looked at.

@@ -229,6 +229,7 @@ func (l *loop) handle(_ context.Context, d *client.Delivery) error {
 	if l.decide != nil {
 		err, want = l.decide(d)
 	}
+	l.a.settling(n)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.as[d.Receipt] = settling{n, want}
