@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/lni/dragonboat/v4/raftio"
 	"github.com/stretchr/testify/require"
 )
 
@@ -15,6 +16,12 @@ import (
 // survive, opens the log again and compares it with a model: every operation that returned is there, the
 // one that was under way is there whole or not at all, and only commit indexes may be older.
 func TestPowerLoss(t *testing.T) {
+	for _, seed := range crashSeeds(t) {
+		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) { powerLoss(t, seed) })
+	}
+}
+
+func crashSeeds(t *testing.T) []int64 {
 	seeds := []int64{1, 2, 3}
 	if s := os.Getenv("WAL_SEED"); s != "" {
 		n, err := strconv.ParseInt(s, 10, 64)
@@ -25,9 +32,7 @@ func TestPowerLoss(t *testing.T) {
 			seeds = append(seeds, s)
 		}
 	}
-	for _, seed := range seeds {
-		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) { powerLoss(t, seed) })
-	}
+	return seeds
 }
 
 func powerLoss(t *testing.T, seed int64) {
@@ -105,6 +110,103 @@ func sameAfterCrash(fs *crashFS, o Options, keys []replicaKey, before, after *me
 		if err := errors.Join(err, l.Close()); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// TestPowerLossAfterKill kills the process at a mutating call of a schedule, opens the log again, and turns the power
+// off at a call of the open, right behind it, or later. What the second process found, it may have acted on without
+// another sync, so that must be there for the third.
+func TestPowerLossAfterKill(t *testing.T) {
+	for _, seed := range crashSeeds(t) {
+		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
+			total := schedule(t, seed, 0, nil)
+			step := max(1, total/40)
+			if seed == 1 && !testing.Short() {
+				step = 1
+			}
+			for at := 1 + int(seed)%step; at <= total; at += step {
+				for _, off := range []int{0, 1 + at%7, 8 + at%50} {
+					k := killSchedule{seed: seed, killAt: at, offAt: off, forget: at/step%3 == 0}
+					require.NoError(t, k.run(), "seed %d, killed at call %d, power off at call %d of the next process (0: when it is open), %t",
+						seed, at, off, k.forget)
+				}
+			}
+		})
+	}
+}
+
+// killSchedule is one schedule of TestPowerLossAfterKill.
+type killSchedule struct {
+	seed   int64
+	killAt int
+	offAt  int  // the call of the second process at which the power goes off; 0 when it is open
+	forget bool // if the kill is at a Sync, it was one that failed
+}
+
+func (k *killSchedule) run() error {
+	rng := rand.New(rand.NewSource(k.seed))
+	fs := newCrashFS()
+	fs.offAt, fs.forget = k.killAt, k.forget
+	o := testOptions(1 << 20)
+	g := newGenerator(rng, 1+rng.Intn(4), []int{20, 400, 20000}[rng.Intn(3)])
+	g.witness = rng.Intn(4) == 0
+	before, after := newMemoryLog(), newMemoryLog()
+	l, err := openFS(o, fs)
+	last := op{"none", func(raftio.ILogDB) error { return nil }}
+	for i := 0; err == nil && i < 250; i++ {
+		last = g.next()
+		err = last.both(l, before, after)
+	}
+	if l != nil {
+		_ = l.Close() // fails: it is dead
+	}
+	fs = fs.kill(k.offAt)
+	l, err = openFS(o, fs)
+	if err == nil {
+		err = k.second(l, fs, g, last, before, after)
+		fs.powerOff()
+		_ = l.Close() // fails: the power is off
+	}
+	if err != nil && !errors.Is(err, errPowerOff) {
+		return fmt.Errorf("the second process: %w", err)
+	}
+	next := fs.crash(rand.New(rand.NewSource(k.seed*1_000_003 + int64(k.killAt)*64 + int64(k.offAt))))
+	return sameAfterCrash(next, o, g.keys, before, after)
+}
+
+// second is the second process: it finds last whole or not at all, makes it again, and goes on.
+func (k *killSchedule) second(l *Log, fs *crashFS, g *generator, last op, before, after *memoryLog) error {
+	if err := sameAs(l, after, g.keys, true); err == nil {
+		before.replicas = after.clone().replicas
+	} else if err2 := sameAs(l, before, g.keys, true); err2 != nil {
+		return fmt.Errorf("with the last operation: %w; without it: %v", err, err2)
+	}
+	if k.offAt == 0 {
+		fs.powerOff()
+	}
+	if err := last.apply(l); err != nil {
+		return err
+	}
+	before.replicas = after.clone().replicas
+	for i := 0; i < 250; i++ {
+		if err := g.next().both(l, before, after); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// both makes the operation in the models and the log; in before only if the log took it.
+func (x op) both(l raftio.ILogDB, before, after *memoryLog) error {
+	if err := x.apply(after); err != nil {
+		return fmt.Errorf("model: %v", err)
+	}
+	if err := x.apply(l); err != nil {
+		return err
+	}
+	if err := x.apply(before); err != nil {
+		return fmt.Errorf("model: %v", err)
 	}
 	return nil
 }

@@ -23,7 +23,8 @@ type crashFS struct {
 	locks   map[string]bool
 
 	ops     int
-	offAt   int // the call at which the power goes; 0 never
+	offAt   int  // the call at which the power goes; 0 never
+	forget  bool // if that call is a Sync, the cache takes what the disk did not get for written
 	fail    func(op, name string) error
 	free    uint64
 	syncs   int
@@ -33,6 +34,9 @@ type crashFS struct {
 var errPowerOff = errors.New("power off")
 
 const sectorBytes = 512
+
+// crashDir is the only directory: a SyncDir of another one says nothing about names in it.
+const crashDir = "/log"
 
 type crashNode struct {
 	data    []byte
@@ -145,6 +149,9 @@ func (fs *crashFS) SyncDir(dir string) error {
 	if err := fs.step("syncdir", dir); err != nil {
 		return err
 	}
+	if dir != crashDir {
+		return fs.after()
+	}
 	for _, f := range fs.pending {
 		f(fs.durable)
 	}
@@ -216,6 +223,9 @@ func (f *crashFile) Sync() error {
 		return err
 	}
 	if f.fs.offAt > 0 && f.fs.ops == f.fs.offAt {
+		if f.fs.forget {
+			f.n.dirty = map[int64]struct{}{} // as after an I/O error: later syncs find nothing to write
+		}
 		return errPowerOff // the sectors stay in doubt
 	}
 	f.fs.syncs++
@@ -288,6 +298,26 @@ func (fs *crashFS) crash(rng *rand.Rand) *crashFS {
 		next.names[name], next.durable[name] = m, m
 	}
 	return next
+}
+
+// kill returns the file system as the next process finds it when only the last one died: everything that was
+// written can be read, and what was not synced is still in doubt. The power goes off at its call offAt. The old
+// file system must not be used any more.
+func (fs *crashFS) kill(offAt int) *crashFS {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	next := newCrashFS()
+	next.names, next.durable, next.pending, next.offAt = fs.names, fs.durable, fs.pending, offAt
+	return next
+}
+
+// powerOff makes every later call fail.
+func (fs *crashFS) powerOff() {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.offAt == 0 || fs.ops < fs.offAt {
+		fs.offAt = max(fs.ops, 1)
+	}
 }
 
 // segmentNames lists the segments.

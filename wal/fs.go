@@ -13,6 +13,7 @@ import (
 // fileSystem is all that the log asks of a disk. It is a seam for tests that lose power or fail
 // writes; the one implementation outside tests is osFS.
 type fileSystem interface {
+	// MkdirAll makes dir and what is missing above it, and makes the names that it made durable.
 	MkdirAll(dir string) error
 	// List returns the names in dir, sorted.
 	List(dir string) ([]string, error)
@@ -46,7 +47,20 @@ type file interface {
 
 type osFS struct{}
 
-func (osFS) MkdirAll(dir string) error { return os.MkdirAll(dir, 0o700) }
+func (fs osFS) MkdirAll(dir string) error {
+	_, err := os.Stat(dir)
+	if !errors.Is(err, os.ErrNotExist) {
+		return errors.Join(err, os.MkdirAll(dir, 0o700)) // an error if it is no directory
+	}
+	parent := filepath.Dir(filepath.Clean(dir))
+	if err := fs.MkdirAll(parent); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return fs.SyncDir(parent)
+}
 
 func (osFS) List(dir string) ([]string, error) {
 	ents, err := os.ReadDir(dir)

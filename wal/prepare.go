@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"os"
+	"path/filepath"
 	"time"
 
 	"go.uber.org/zap"
@@ -18,7 +20,7 @@ const (
 	// maxSegmentBytes keeps offsets within 32 bits, and a segment within what recovery reads at once.
 	maxSegmentBytes = 2 << 30
 	// busyBytesPerSecond is the rate of writing above which new files are not filled with zeros.
-	busyBytesPerSecond = 2 << 20
+	busyBytesPerSecond = 16 << 20
 	// quickFill is a segment's life below which the next one is twice as large; four times, below a fifth of it.
 	quickFill = 500 * time.Millisecond
 )
@@ -44,6 +46,11 @@ type preparedSegment struct {
 
 // createFirst begins a new log.
 func (l *Log) createFirst() error {
+	// No segment, so nobody may have synced the directory's own name. One whose parent this process may not read was
+	// not made by it.
+	if err := l.fs.SyncDir(filepath.Dir(filepath.Clean(l.o.Dir))); err != nil && !errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("wal: sync the parent of %s: %w", l.o.Dir, err)
+	}
 	s, err := l.prepareSegment(prepareOrder{seq: 1, size: min(firstSegmentBytes, l.o.SegmentBytes)})
 	if err != nil {
 		return err

@@ -31,6 +31,10 @@ import (
 // A batch that fails its checks is a torn tail only if it is in the newest segment with batches and no
 // batch header of the same use of that file lies behind it; a batch is one write, and the next one
 // begins after its sync. Everything else is corruption: the error names the place, and nothing is changed.
+//
+// What is read may be in the page cache alone: a process that was killed between a write and its sync, or whose
+// sync failed, leaves it there. So before anything is done that relies on it, the one batch, seal and name that can be
+// in doubt are written again, as they were read, and synced.
 
 // scan is what reading a segment through has found.
 type scan struct {
@@ -39,6 +43,7 @@ type scan struct {
 	batches int
 	records int
 	lastNum uint64
+	lastAt  int64    // offset of the last whole batch
 	liveSet []uint64 // nil if there was none
 	freed   []uint64
 	tornAt  int64  // where a torn tail begins, 0 if the end is clean
@@ -137,6 +142,7 @@ func (sc *scan) batch(s *segment, data []byte, h batchHeader, visit func(int64, 
 	sc.batches++
 	sc.records += len(recs)
 	sc.lastNum = h.number
+	sc.lastAt = sc.end
 	sc.end = alignUp(end, batchAlign)
 	return nil
 }
@@ -273,7 +279,7 @@ func (l *Log) recoverFrom(segs []*recovered) error {
 	if err := l.buildIndex(live); err != nil {
 		return err
 	}
-	return l.adopt(live, garbage, segs[end.active+1:], &end.sc)
+	return l.adopt(live, garbage, segs, &end)
 }
 
 // loadSegments opens every segment's header and footer, ascending by sequence.
@@ -363,39 +369,54 @@ func loadSegment(fs fileSystem, dir string, seq, hostID uint64) (*recovered, err
 	return r, r.loadFooter(f)
 }
 
-// loadFooter reads the trailer and the footer, if there are any.
-func (r *recovered) loadFooter(f file) error {
+// seal is the trailer page and the footer of a sealed segment, as they were read.
+type seal struct {
+	page    []byte
+	trailer segmentTrailer
+	footer  []byte
+}
+
+// readSeal reads the trailer, and the footer that it tells of. whole says whether they pass their checks, and why what
+// is wrong otherwise; without a trailer, sl.page is nil.
+func (s *segment) readSeal(f file) (sl seal, whole bool, why string, err error) {
 	page := make([]byte, pageBytes)
-	if _, err := f.ReadAt(page, int64(r.h.size)-pageBytes); err != nil {
-		return fmt.Errorf("wal: read %s: %w", r.path, err)
+	if _, err := f.ReadAt(page, int64(s.h.size)-pageBytes); err != nil {
+		return seal{}, false, "", fmt.Errorf("wal: read %s: %w", s.path, err)
 	}
-	t, err := decodeSegmentTrailer(page, r.h)
+	t, err := decodeSegmentTrailer(page, s.h)
 	if err != nil {
-		r.sealWhy = err.Error()
-		return nil
+		return seal{}, false, err.Error(), nil
 	}
-	r.trailer = true
+	sl = seal{page: page, trailer: t}
 	size, err := f.Size()
 	if err != nil {
-		return fmt.Errorf("wal: size of %s: %w", r.path, err)
+		return seal{}, false, "", fmt.Errorf("wal: size of %s: %w", s.path, err)
 	}
 	if t.footerOff+t.footerLen > uint64(size) || t.footerLen > uint64(size) {
-		r.sealWhy = "footer reaches beyond the file"
+		return sl, false, "footer reaches beyond the file", nil
+	}
+	sl.footer = make([]byte, t.footerLen)
+	if _, err := f.ReadAt(sl.footer, int64(t.footerOff)); err != nil {
+		return seal{}, false, "", fmt.Errorf("wal: read %s at %d: %w", s.path, t.footerOff, err)
+	}
+	if crc32.Update(s.seed, castagnoli, sl.footer) != t.footerCRC {
+		return sl, false, fmt.Sprintf("footer at %d: checksum mismatch", t.footerOff), nil
+	}
+	return sl, true, "", nil
+}
+
+// loadFooter reads the trailer and the footer, if there are any.
+func (r *recovered) loadFooter(f file) error {
+	sl, whole, why, err := r.readSeal(f)
+	r.trailer, r.sealWhy = sl.page != nil, why
+	if err != nil || !whole {
+		return err
+	}
+	if r.items, err = decodeFooter(sl.footer); err != nil {
+		r.sealWhy = fmt.Sprintf("footer at %d: %v", sl.trailer.footerOff, err)
 		return nil
 	}
-	b := make([]byte, t.footerLen)
-	if _, err := f.ReadAt(b, int64(t.footerOff)); err != nil {
-		return fmt.Errorf("wal: read %s at %d: %w", r.path, t.footerOff, err)
-	}
-	if crc32.Update(r.seed, castagnoli, b) != t.footerCRC {
-		r.sealWhy = fmt.Sprintf("footer at %d: checksum mismatch", t.footerOff)
-		return nil
-	}
-	if r.items, err = decodeFooter(b); err != nil {
-		r.sealWhy = fmt.Sprintf("footer at %d: %v", t.footerOff, err)
-		return nil
-	}
-	r.sealOK, r.sealed, r.off = true, true, int64(t.dataEnd)
+	r.sealOK, r.sealed, r.off = true, true, int64(sl.trailer.dataEnd)
 	return nil
 }
 
@@ -418,9 +439,10 @@ func (s *segment) readAll(fs fileSystem) ([]byte, error) {
 
 // ending is where the log ends.
 type ending struct {
-	active  int  // the segment that the log goes on in
-	scanned int  // the newest segment with batches: active, or the one before it
-	sc      scan // of scanned
+	active  int    // the segment that the log goes on in
+	scanned int    // the newest segment with batches: active, or the one before it
+	sc      scan   // of scanned
+	last    []byte // its last whole batch, to the end of that page
 }
 
 // findEnd finds the newest segment with batches and reads it through. It fails if a segment before the
@@ -435,6 +457,10 @@ func (l *Log) findEnd(segs []*recovered) (ending, error) {
 		}
 		if e.sc, err = scanSegment(segs[i].segment, data, nil); err != nil {
 			return ending{}, err
+		}
+		if e.sc.batches > 0 {
+			e.last = append([]byte(nil), data[e.sc.lastAt:alignUp(e.sc.end, pageBytes)]...)
+			clear(e.last[e.sc.end-e.sc.lastAt:])
 		}
 		if e.sc.batches > 0 || segs[i].sealOK || i == 0 {
 			break
@@ -716,31 +742,73 @@ func (b *indexBuilder) readSmall(k replicaKey, x *rebuilt) error {
 	return nil
 }
 
-// adopt makes the recovered segments the log's own and clears away what a crash left.
-func (l *Log) adopt(live, garbage, prepared []*recovered, sc *scan) error {
+// adopt makes the recovered segments the log's own, makes what was read of them durable, and only then clears away
+// what a crash left.
+func (l *Log) adopt(live, garbage, all []*recovered, e *ending) error {
 	for _, s := range live {
 		l.segments = append(l.segments, s.segment)
 	}
 	l.active = l.segments[len(l.segments)-1]
-	l.batchNumber = sc.lastNum
-	if sc.tornAt != 0 {
+	l.batchNumber = e.sc.lastNum
+	if e.sc.tornAt != 0 {
 		l.logger.Warn("cut a torn tail off the Raft log", zap.String("path", l.active.path),
-			zap.Int64("offset", sc.tornAt), zap.String("reason", sc.tornWhy))
+			zap.Int64("offset", e.sc.tornAt), zap.String("reason", e.sc.tornWhy))
 	}
-	if err := l.openActive(live[len(live)-1].trailer); err != nil {
+	if err := l.synthesizeWitnesses(); err != nil {
 		return err
+	}
+	if err := l.settle(all[e.scanned], e); err != nil {
+		return err
+	}
+	if err := l.openActive(all[e.active].trailer); err != nil {
+		return err
+	}
+	if err := l.fs.SyncDir(l.o.Dir); err != nil {
+		return fmt.Errorf("wal: sync %s: %w", l.o.Dir, err)
 	}
 	for _, g := range garbage {
 		if err := l.discard(g.segment); err != nil {
 			return err
 		}
 	}
-	if len(prepared) > 0 {
+	if prepared := all[e.active+1:]; len(prepared) > 0 {
 		l.prepared <- preparedSegment{seg: prepared[0].segment}
 	} else {
 		l.orderNext()
 	}
-	return l.synthesizeWitnesses()
+	return nil
+}
+
+// settle makes durable what was read of s, the newest segment with batches, and may be in the page cache alone: its
+// last batch, because each batch is synced before the next one, and its seal. A sync is not enough, as one that failed
+// leaves pages that look clean: the same bytes are written again. Everything older was synced by a process that went on.
+func (l *Log) settle(s *recovered, e *ending) error {
+	f, _, err := s.acquire(l.fs)
+	if err != nil {
+		return err
+	}
+	defer s.release()
+	if len(e.last) > 0 {
+		if _, err := f.WriteAt(e.last, e.sc.lastAt); err != nil {
+			return fmt.Errorf("wal: write %s at %d: %w", s.path, e.sc.lastAt, err)
+		}
+	}
+	if s.sealOK {
+		sl, whole, why, err := s.readSeal(f)
+		if err != nil {
+			return err
+		}
+		if !whole {
+			return s.corrupt(int64(s.h.size)-pageBytes, replicaKey{}, why)
+		}
+		if err := s.writeSeal(f, sl.trailer, sl.footer); err != nil {
+			return err
+		}
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("wal: sync %s: %w", s.path, err)
+	}
+	return nil
 }
 
 // openActive opens the active segment for writing. If an unfinished seal left a trailer, it is wiped
@@ -751,11 +819,10 @@ func (l *Log) openActive(wipeTrailer bool) error {
 		return err
 	}
 	l.activeFile = f
-	if !wipeTrailer {
-		return nil
-	}
-	if _, err := f.WriteAt(zeroPage[:], int64(l.active.h.size)-pageBytes); err != nil {
-		return fmt.Errorf("wal: write %s: %w", l.active.path, err)
+	if wipeTrailer {
+		if _, err := f.WriteAt(zeroPage[:], int64(l.active.h.size)-pageBytes); err != nil {
+			return fmt.Errorf("wal: write %s: %w", l.active.path, err)
+		}
 	}
 	if err := f.Sync(); err != nil {
 		return fmt.Errorf("wal: sync %s: %w", l.active.path, err)

@@ -238,14 +238,22 @@ func (s *segment) seal(f file) error {
 	if t.footerOff+t.footerLen > s.h.size-pageBytes {
 		t.footerOff = s.h.size // does not fit: behind the trailer, and the file is not recycled
 	}
+	if err := s.writeSeal(f, t, footer); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("wal: sync %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// writeSeal writes the footer and the trailer, and does not sync them.
+func (s *segment) writeSeal(f file, t segmentTrailer, footer []byte) error {
 	if _, err := f.WriteAt(footer, int64(t.footerOff)); err != nil {
 		return fmt.Errorf("wal: write footer of %s: %w", s.path, err)
 	}
 	if _, err := f.WriteAt(t.encode(s.h), int64(s.h.size)-pageBytes); err != nil {
 		return fmt.Errorf("wal: write trailer of %s: %w", s.path, err)
-	}
-	if err := f.Sync(); err != nil {
-		return fmt.Errorf("wal: sync %s: %w", s.path, err)
 	}
 	return nil
 }
