@@ -183,3 +183,35 @@ func TestSettle(t *testing.T) {
 	require.Contains(t, errs, "INVALID_RECEIPT")
 	require.Contains(t, out, "INVALID_RECEIPT")
 }
+
+// A selection is treated in as many calls as it takes; one that fails says where to go on.
+func TestDeadSelection(t *testing.T) {
+	s := newShell(t, 1)
+	s.ok("queue", "create", "q")
+	s.ok("group", "create", "q", "g")
+	s.stdin = strings.NewReader(strings.Repeat("x\n", 12))
+	s.ok("send", "q", "--lines")
+	s.fleet.Kill("q", "g", "timeout: upstream", 1, 2, 3, 4, 5, 6, 7)
+	s.fleet.Kill("q", "g", "invalid", 8, 9, 10, 11, 12)
+	run := func(args string) string { return s.ok(append(strings.Fields(args), "--group", "g")...) }
+	require.Equal(t, 5, strings.Count(run("dead list q --reason invalid --json"), `"address"`))
+	require.Equal(t, "MATCHED\n7\n", run("dead redrive q --reason timeout --dry-run --rate 5"))
+	require.Equal(t, "MATCHED\n5\n", run("dead purge q --reason invalid --dry-run"))
+	require.Equal(t, "REDRIVEN  SKIPPED\n3         0\n", run("dead redrive q --reason timeout --rate 5 --limit 3"))
+	calls := 0
+	s.fleet.SetHook(func(c clienttest.Call) clienttest.Fate {
+		if c.Procedure == "RedriveDeadLetters" {
+			if calls++; calls == 2 {
+				return clienttest.Fate{Err: code.New(code.LimitReached, "no more: enough")}
+			}
+		}
+		return clienttest.Fate{}
+	})
+	out, errs, exit := s.run("dead", "redrive", "q", "--reason", "timeout", "--rate", "5", "--group", "g")
+	require.Equal(t, exitRefused, exit)
+	require.Equal(t, "REDRIVEN  SKIPPED\n2         0\n", out)
+	require.Contains(t, errs, "go on with --from 6")
+	require.Equal(t, "REDRIVEN  SKIPPED\n2         0\n", run("dead redrive q --reason timeout --rate 5 --from 6"))
+	require.Equal(t, "PURGED\n4\n", run("dead purge q --all --limit 4"))
+	require.Equal(t, "PURGED\n1\n", run("dead purge q --older 0s --reason invalid"))
+}

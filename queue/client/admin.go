@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
@@ -107,26 +108,47 @@ func (c *Client) ListDeadLetters(ctx context.Context, queue, group string, from 
 	return res.DeadLetters, res.NextAddress, nil
 }
 
-// RedriveDeadLetters makes dead letters deliverable again; without addresses, all.
+// RedriveDeadLetters makes dead letters deliverable again; without addresses, all. A host ends a long call before its
+// deadline; this goes on until all is done or ctx ends, and then returns the error beside what was done.
 func (c *Client) RedriveDeadLetters(ctx context.Context, queue, group string, addresses ...uint64) (redriven, skipped uint64, err error) {
-	h := write(false)
-	h.to = homeOf(queue, group)
-	res, err := call(ctx, c, h, redriveDead, &tierqv1.RedriveDeadLettersRequest{Queue: queue, Group: group, Addresses: addresses})
-	if err != nil {
-		return 0, 0, err
+	req := &tierqv1.RedriveDeadLettersRequest{Queue: queue, Group: group, Addresses: addresses}
+	for {
+		res, err := c.RedriveSelected(ctx, req)
+		if err != nil {
+			return redriven, skipped, err
+		}
+		redriven, skipped = redriven+res.Redriven, skipped+res.Skipped
+		if res.NextAddress == 0 {
+			return redriven, skipped, nil
+		}
+		req.Addresses, req.FromAddress = goOn(addresses, res.NextAddress)
 	}
-	return res.Redriven, res.Skipped, nil
 }
 
-// PurgeDeadLetters removes dead letters for good; without addresses, all.
-func (c *Client) PurgeDeadLetters(ctx context.Context, queue, group string, addresses ...uint64) (uint64, error) {
-	h := write(true)
-	h.to = homeOf(queue, group)
-	res, err := call(ctx, c, h, purgeDead, &tierqv1.PurgeDeadLettersRequest{Queue: queue, Group: group, Addresses: addresses})
-	if err != nil {
-		return 0, err
+// PurgeDeadLetters removes dead letters for good; without addresses, all. See RedriveDeadLetters.
+func (c *Client) PurgeDeadLetters(ctx context.Context, queue, group string, addresses ...uint64) (purged uint64, err error) {
+	req := &tierqv1.PurgeDeadLettersRequest{Queue: queue, Group: group, Addresses: addresses}
+	for {
+		res, err := c.PurgeSelected(ctx, req)
+		if err != nil {
+			return purged, err
+		}
+		if purged += res.Purged; res.NextAddress == 0 {
+			return purged, nil
+		}
+		req.Addresses, req.FromAddress = goOn(addresses, res.NextAddress)
 	}
-	return res.Purged, nil
+}
+
+// goOn is what is left of named addresses from one on; without names it is where to go on.
+func goOn(named []uint64, next uint64) (addresses []uint64, from uint64) {
+	if len(named) == 0 {
+		return nil, next
+	}
+	if i := slices.Index(named, next); i >= 0 {
+		return named[i:], 0
+	}
+	return named, 0
 }
 
 // FleetStatus asks one host about itself and its fleet.

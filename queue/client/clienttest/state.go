@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -482,7 +483,7 @@ func (v *view) ListDeadLetters(_ context.Context, r *connect.Request[tierqv1.Lis
 	}
 	res := &tierqv1.ListDeadLettersResponse{}
 	for _, a := range slices.Sorted(mapKeys(g.dead)) {
-		if a < r.Msg.FromAddress {
+		if a < r.Msg.FromAddress || !strings.HasPrefix(g.dead[a].Reason, r.Msg.ReasonPrefix) {
 			continue
 		}
 		if len(res.DeadLetters) == limit {
@@ -504,11 +505,28 @@ func mapKeys[V any](m map[uint64]V) func(func(uint64) bool) {
 	}
 }
 
-// removeDeadLocked forgets dead letters: the named ones, or all.
-func removeDeadLocked(g *groupState, addresses []uint64) uint64 {
-	if len(addresses) == 0 {
-		addresses = slices.Collect(mapKeys(g.dead))
+// selectDeadLocked finds the dead letters that a request selects, at most so many, and where to go on (0: the end).
+func selectDeadLocked(g *groupState, named []uint64, from uint64, reason string, most int) (list []uint64, next uint64) {
+	if len(named) > 0 {
+		return named, 0
 	}
+	for _, a := range slices.Sorted(mapKeys(g.dead)) {
+		if a < from || !strings.HasPrefix(g.dead[a].Reason, reason) {
+			continue
+		}
+		if len(list) == most {
+			return list, a
+		}
+		list = append(list, a)
+	}
+	return list, 0
+}
+
+// pacedRound is how many dead letters a redrive at a rate treats in one call, for callers to go on.
+const pacedRound = 2
+
+// removeDeadLocked forgets dead letters.
+func removeDeadLocked(g *groupState, addresses []uint64) uint64 {
 	var n uint64
 	for _, a := range addresses {
 		if g.dead[a] != nil {
@@ -527,9 +545,20 @@ func (v *view) RedriveDeadLetters(_ context.Context, r *connect.Request[tierqv1.
 	if err != nil {
 		return nil, err
 	}
-	n := removeDeadLocked(g, r.Msg.Addresses)
+	most := math.MaxInt
+	if r.Msg.RatePerSecond > 0 {
+		most = pacedRound
+	}
+	if r.Msg.Limit > 0 {
+		most = min(most, int(r.Msg.Limit))
+	}
+	list, next := selectDeadLocked(g, r.Msg.Addresses, r.Msg.FromAddress, r.Msg.ReasonPrefix, most)
+	if r.Msg.DryRun {
+		return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{Matched: uint64(len(list)), NextAddress: next}), nil
+	}
+	n := removeDeadLocked(g, list)
 	f.wakeLocked()
-	return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{Redriven: n, Skipped: uint64(max(len(r.Msg.Addresses)-int(n), 0))}), nil
+	return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{Redriven: n, Skipped: uint64(len(list)) - n, NextAddress: next}), nil
 }
 
 func (v *view) PurgeDeadLetters(_ context.Context, r *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
@@ -540,14 +569,18 @@ func (v *view) PurgeDeadLetters(_ context.Context, r *connect.Request[tierqv1.Pu
 	if err != nil {
 		return nil, err
 	}
-	addresses := r.Msg.Addresses
-	if len(addresses) == 0 {
-		addresses = slices.Collect(mapKeys(g.dead))
+	most := math.MaxInt
+	if r.Msg.Limit > 0 {
+		most = int(r.Msg.Limit)
 	}
-	for _, a := range addresses {
+	list, next := selectDeadLocked(g, r.Msg.Addresses, r.Msg.FromAddress, r.Msg.ReasonPrefix, most)
+	if r.Msg.DryRun {
+		return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Matched: uint64(len(list)), NextAddress: next}), nil
+	}
+	for _, a := range list {
 		g.acked[a] = true
 	}
-	return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Purged: removeDeadLocked(g, addresses)}), nil
+	return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Purged: removeDeadLocked(g, list), NextAddress: next}), nil
 }
 
 func (v *view) FleetStatus(context.Context, *connect.Request[tierqv1.FleetStatusRequest]) (*connect.Response[tierqv1.FleetStatusResponse], error) {
