@@ -65,6 +65,10 @@ type Options struct {
 	// direction, and once at open if it is already below. It must not block. May be nil.
 	OnSpace func(SpaceReport)
 
+	// OnOpen is called with the log of KindOwn each time that dragonboat has opened it, so that the host can ask it
+	// what raftio.ILogDB has no method for. May be nil.
+	OnOpen func(*Log)
+
 	// LowSpaceBytes is the line below which OnSpace reports low space, so that the host refuses
 	// publishes while acknowledgements, which are small and free space, still pass.
 	//
@@ -237,7 +241,14 @@ func (f factory) Create(nhc config.NodeHostConfig, cb config.LogDBCallback,
 	case KindMemory:
 		return f.stock(newMemoryLog(), nil)
 	default:
-		return Open(f.o)
+		l, err := Open(f.o)
+		if err != nil {
+			return nil, err
+		}
+		if f.o.OnOpen != nil {
+			f.o.OnOpen(l)
+		}
+		return l, nil
 	}
 }
 

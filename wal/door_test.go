@@ -34,3 +34,20 @@ func TestOptionsValidateJoinsEveryProblem(t *testing.T) {
 	require.ErrorContains(t, err, "SegmentBytes")
 	require.ErrorContains(t, err, "ExecWorkers")
 }
+
+func TestOwnLogThroughTheDoor(t *testing.T) {
+	var opened *Log
+	nhc := config.NodeHostConfig{NodeHostDir: t.TempDir()}
+	require.NoError(t, Configure(&nhc, Options{Dir: t.TempDir(), OnOpen: func(l *Log) { opened = l }}))
+	l, err := nhc.Expert.LogDBFactory.Create(nhc, nil, nil, nil)
+	require.NoError(t, err)
+	require.Same(t, opened, l)
+	require.Equal(t, nhc.Expert.LogDBFactory.Name(), l.Name())
+	save(t, opened, 1, 1, 10, 1000)
+	require.InDelta(t, 10_000, opened.EntryBytes(1, 1), 500)
+	require.NoError(t, opened.RemoveEntriesTo(1, 1, 10))
+	require.Zero(t, opened.EntryBytes(1, 1))
+	require.NoError(t, l.Close())
+	_, err = l.GetSnapshot(1, 1)
+	require.ErrorIs(t, err, ErrClosed)
+}

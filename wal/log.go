@@ -554,6 +554,26 @@ func (l *Log) CompactEntriesTo(uint64, uint64, uint64) (<-chan struct{}, error) 
 
 var closedChan = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
 
+// EntryBytes is how many bytes of the log a replica's entries take, so that its host can ask for a snapshot in
+// time. It takes time in proportion to the number of saves that the replica still has entries of.
+func (l *Log) EntryBytes(shardID, replicaID uint64) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.replicas[replicaKey{shardID, replicaID}]
+	if r == nil {
+		return 0
+	}
+	return r.entryBytes()
+}
+
+func (r *replica) entryBytes() int64 {
+	n := int64(0)
+	for i := range r.spans {
+		n += int64(r.spans[i].size)
+	}
+	return n
+}
+
 // SaveSnapshots implements raftio.ILogDB: it makes newer snapshot records durable, together with the
 // commit indexes that dragonboat will compare them with. It drops no entries.
 func (l *Log) SaveSnapshots(updates []raftpb.Update) error {

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"os"
-	"path/filepath"
 	"time"
 
 	"go.uber.org/zap"
@@ -46,11 +44,6 @@ type preparedSegment struct {
 
 // createFirst begins a new log.
 func (l *Log) createFirst() error {
-	// No segment, so nobody may have synced the directory's own name. One whose parent this process may not read was
-	// not made by it.
-	if err := l.fs.SyncDir(filepath.Dir(filepath.Clean(l.o.Dir))); err != nil && !errors.Is(err, os.ErrPermission) {
-		return fmt.Errorf("wal: sync the parent of %s: %w", l.o.Dir, err)
-	}
 	s, err := l.prepareSegment(prepareOrder{seq: 1, size: min(firstSegmentBytes, l.o.SegmentBytes)})
 	if err != nil {
 		return err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"os"
 	"path/filepath"
 	"sort"
 	"strconv"
@@ -260,10 +261,23 @@ func (l *Log) recover() error {
 		return err
 	}
 	if len(segs) == 0 {
+		if err := l.syncParent(); err != nil {
+			return err
+		}
 		return l.createFirst()
 	}
 	l.logger.Info("Raft log opened", zap.String("dir", l.o.Dir), zap.Int("segments", len(l.segments)),
 		zap.Int("replicas", len(l.replicas)), zap.Duration("took", time.Since(started)))
+	return nil
+}
+
+// syncParent makes the name of a new log's directory durable. A directory whose parent this process may not read was not
+// made by it.
+func (l *Log) syncParent() error {
+	err := l.fs.SyncDir(filepath.Dir(filepath.Clean(l.o.Dir)))
+	if err != nil && !errors.Is(err, os.ErrPermission) {
+		return fmt.Errorf("wal: sync the parent of %s: %w", l.o.Dir, err)
+	}
 	return nil
 }
 
