@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/lni/dragonboat/v4"
@@ -14,11 +15,32 @@ import (
 	"github.com/tierq/tierq/queue/code"
 )
 
-// gate keeps calls out of the engine once it closes: it frees what they use.
+// gate keeps calls out of the engine once it closes: it frees what they use. It also keeps proposals to single shards out, for
+// as long as they are held.
 type gate struct {
 	mu     sync.RWMutex
 	closed bool
+	held   map[uint64]bool
 }
+
+// hold keeps proposals to a shard out, until free.
+func (g *gate) hold(shard uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.held == nil {
+		g.held = make(map[uint64]bool)
+	}
+	g.held[shard] = true
+}
+
+func (g *gate) free(shard uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.held, shard)
+}
+
+// holds may be asked between enter and leave.
+func (g *gate) holds(shard uint64) bool { return g.held[shard] }
 
 // enter must be followed by leave if it returned true. What runs between them must not block.
 func (g *gate) enter() bool {
@@ -211,27 +233,65 @@ func readFailed(shard uint64, err error) *code.Error {
 // Drain hands the leadership of every shard that this host leads to another host that is alive, so that stopping this one does
 // not interrupt them. It stops when ctx ends, and returns how many shards this host still leads.
 func (h *RaftHost) Drain(ctx context.Context) (led int) {
+	var failed atomic.Int64
+	var tasks sync.WaitGroup
+	slots := make(chan struct{}, drainsAtOnce)
 	h.replicas.Range(func(_, v any) bool {
 		run := v.(*running)
 		leader, _ := h.ownLeader(run.shard)
 		if leader != run.id || run.witness {
 			return true
 		}
-		if to := h.successor(run); to == 0 || h.handOver(ctx, run.shard, to) != nil {
-			led++
-		}
+		slots <- struct{}{}
+		tasks.Go(func() {
+			defer func() { <-slots }()
+			if to := h.successor(run); to == 0 || h.handOver(ctx, run, to) != nil {
+				failed.Add(1)
+			}
+		})
 		return true
 	})
-	return led
+	tasks.Wait()
+	return int(failed.Load())
 }
 
-// handOverTimeout bounds one transfer of Drain: one that takes longer than an election is not worth waiting for.
-const handOverTimeout = time.Second
+const (
+	// drainsAtOnce bounds the shards that get another leader at the same time.
+	drainsAtOnce = 64
+	// handOverTimeout bounds one transfer of Drain: one that takes longer than an election is not worth waiting for.
+	handOverTimeout = time.Second
+	// quietTimeout bounds how long Drain waits for what was proposed to a shard.
+	quietTimeout = 500 * time.Millisecond
+)
 
-func (h *RaftHost) handOver(ctx context.Context, shard uint64, to queue.ReplicaID) error {
+// handOver transfers one shard's leadership, with no proposals on the way. The engine's transfer is one message, and the replica
+// that gets it ignores it while it has committed entries that it has not applied: under load, nearly always. The old leader
+// would then refuse every proposal for a whole election timeout, and lead on.
+func (h *RaftHost) handOver(ctx context.Context, run *running, to queue.ReplicaID) error {
+	h.gate.hold(run.shard)
+	defer h.gate.free(run.shard)
+	h.awaitQuiet(ctx, run)
 	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
 	defer cancel()
-	return h.TransferLeader(ctx, shard, to)
+	return h.TransferLeader(ctx, run.shard, to)
+}
+
+// awaitQuiet waits until this host has applied all of a shard's log, and for two heartbeats more, in which the followers
+// learn what is committed and apply it.
+func (h *RaftHost) awaitQuiet(ctx context.Context, run *running) {
+	ctx, cancel := context.WithTimeout(ctx, quietTimeout)
+	defer cancel()
+	for run.shard != catalog.ShardID && ctx.Err() == nil && !run.quiet() {
+		pause(ctx, 5*time.Millisecond)
+	}
+	pause(ctx, 2*time.Duration(h.cfg.HeartbeatTicks)*h.cfg.RTT)
+}
+
+// quiet says whether what is in the log has been applied.
+func (r *running) quiet() bool {
+	r.lastMu.Lock()
+	defer r.lastMu.Unlock()
+	return r.applied.Load() >= r.lastIndex
 }
 
 // successor returns another full replica of a shard on a host that is alive, 0 if there is none; the one that reports the most.

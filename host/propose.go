@@ -13,6 +13,9 @@ import (
 	"github.com/tierq/tierq/queue/code"
 )
 
+// errHandedOver: this host leads the shard and is about to lead it no more.
+var errHandedOver = errors.New("the shard is handed over to another leader")
+
 // Pending is a proposal on its way. Wait must be called once, by one goroutine.
 type Pending struct {
 	shard    uint64
@@ -39,6 +42,10 @@ func (h *RaftHost) ProposeAsync(shard uint64, cmd []byte, timeout time.Duration)
 	}
 	if !h.gate.enter() {
 		return nil, shuttingDown()
+	}
+	if h.gate.holds(shard) {
+		h.gate.leave()
+		return nil, noLeader(shard, errHandedOver)
 	}
 	request, err := h.nodeHost.Propose(r.session, cmd, timeout)
 	h.gate.leave()
