@@ -60,11 +60,9 @@ func (s *shardCopies) signalLocked() {
 func (b *peerBackend) CopiesReported(hostID uint64, reports []peer.CopyReport) {
 	h := b.h
 	for _, r := range reports {
-		applied := uint64(0)
-		if v, ok := h.replicas.Load(r.Shard); ok {
-			applied = v.(*running).applied.Load()
+		if v, ok := h.replicas.Load(r.Shard); ok { // else it has stopped, and a late report would never be forgotten
+			h.copies.report(hostID, r, v.(*running).applied.Load())
 		}
-		h.copies.report(hostID, r, applied)
 	}
 }
 
@@ -228,20 +226,55 @@ func (h *RaftHost) AwaitCopies(ctx context.Context, shard uint64, index queue.In
 // tellCopy tells the leader's host what this host's full replica has on disk. It is called by the log's and the apply
 // goroutines and does not block.
 func (h *RaftHost) tellCopy(run *running) {
-	if run.witness || run.shard == catalog.ShardID || !run.hasWitness.Load() {
+	if !run.reportsCopies() {
 		return
 	}
 	leader, _ := h.ownLeader(run.shard)
-	if leader == 0 || leader == run.id {
+	h.tellCopyTo(run, leader)
+}
+
+// tellCopyTo is tellCopy for a leader that the engine has told of and does not know itself yet.
+func (h *RaftHost) tellCopyTo(run *running, leader queue.ReplicaID) {
+	if !run.reportsCopies() || leader == 0 || leader == run.id {
 		return
 	}
-	host, ok := h.hostOf(run.shard, leader)
-	if !ok || host == h.cfg.HostID {
-		return
+	if host, ok := h.hostOf(run.shard, leader); ok && host != h.cfg.HostID {
+		h.peers.ReportCopy(host, run.copyReport())
 	}
-	r := peer.CopyReport{Shard: run.shard, Replica: uint64(run.id), Applied: run.applied.Load()}
-	run.lastMu.Lock()
-	r.Durable, r.Term = run.lastIndex, run.lastTerm
-	run.lastMu.Unlock()
-	h.peers.ReportCopy(host, r)
+}
+
+// CopiesFor implements peer.Backend.
+func (b *peerBackend) CopiesFor(hostID uint64) []peer.CopyReport {
+	h := b.h
+	var out []peer.CopyReport
+	h.replicas.Range(func(_, v any) bool {
+		run := v.(*running)
+		if !run.reportsCopies() {
+			return true
+		}
+		leader, _ := h.ownLeader(run.shard)
+		if host, ok := h.hostOf(run.shard, leader); ok && leader != 0 && leader != run.id && host == hostID {
+			out = append(out, run.copyReport())
+		}
+		return true
+	})
+	return out
+}
+
+// reportsCopies says whether a leader elsewhere needs to know of this replica's disk.
+func (r *running) reportsCopies() bool {
+	return !r.witness && r.shard != catalog.ShardID && r.hasWitness.Load()
+}
+
+// copyReport says how far the replica is. While a state that came whole is not installed yet, the log's word does not
+// count: what it covers is not on this disk.
+func (r *running) copyReport() peer.CopyReport {
+	out := peer.CopyReport{Shard: r.shard, Replica: uint64(r.id), Applied: r.applied.Load()}
+	r.lastMu.Lock()
+	out.Durable, out.Term = r.lastIndex, r.lastTerm
+	r.lastMu.Unlock()
+	if out.Applied < r.received.Load() {
+		out.Durable, out.Term = 0, 0
+	}
+	return out
 }

@@ -77,7 +77,7 @@ func (e *raftEvents) LeaderUpdated(info raftio.LeaderInfo) {
 		h.poke() // there may be members to add
 	}
 	if v, ok := h.replicas.Load(info.ShardID); ok {
-		h.tellCopy(v.(*running))
+		h.tellCopyTo(v.(*running), leader)
 	}
 	if h.cfg.OnLeader != nil {
 		h.cfg.OnLeader(info.ShardID, leader, info.Term)
@@ -99,6 +99,9 @@ func (e *systemEvents) ConnectionFailed(info raftio.ConnectionInfo) {
 }
 
 func (e *systemEvents) SnapshotReceived(info raftio.SnapshotInfo) {
+	if v, ok := e.h.replicas.Load(info.ShardID); ok {
+		v.(*running).received.Store(info.Index)
+	}
 	e.h.log.Info("snapshot received", zap.Uint64("shard", info.ShardID), zap.Uint64("from", info.From), zap.Uint64("index", info.Index))
 }
 

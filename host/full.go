@@ -180,6 +180,19 @@ func (h *RaftHost) applyOptions(ctx context.Context, p catalog.Placement) error 
 	if want == stored && stored.Version > 0 {
 		return nil
 	}
+	// This host's view may be older than what the shard has: only the catalog itself may change it.
+	v, err := h.ReadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	if q, ok = v.QueueOfShard(p.Shard); !ok {
+		return nil
+	}
+	want = q.Options
+	want.Partition, want.Version = p.Partition, stored.Version
+	if want == stored && stored.Version > 0 {
+		return nil
+	}
 	stamp, err := h.Stamp(p.Shard)
 	if err != nil {
 		return err

@@ -102,6 +102,7 @@ type running struct {
 
 	hasWitness atomic.Bool   // the shard has one: copies are reported (G1)
 	applied    atomic.Uint64 // as the state machine last told
+	received   atomic.Uint64 // index of the newest snapshot that was received
 
 	lastMu              sync.Mutex
 	lastIndex, lastTerm uint64 // of the last durable entry
@@ -307,6 +308,7 @@ func (h *RaftHost) Start() {
 		h.goTask(h.followCatalog)
 		h.goTask(h.stopStuck)
 		h.goTask(h.reconcileLoop)
+		h.goTask(h.findHosts)
 	})
 }
 

@@ -74,7 +74,6 @@ func (h *RaftHost) reconcileLoop(ctx context.Context) {
 		for _, p := range h.ownPlacements() {
 			c.visit(ctx, p.Shard)
 		}
-		h.findSilent()
 		wait := h.cfg.ReconcileInterval
 		wait += time.Duration((rand.Float64() - 0.5) * 0.2 * float64(wait))
 		timer := time.NewTimer(wait)
@@ -178,11 +177,24 @@ func (c *reconciler) finish(ctx context.Context, shard uint64, err error) (again
 	return again
 }
 
-// findSilent looks for silent hosts at their other addresses.
-func (h *RaftHost) findSilent() {
-	for _, hostID := range h.book.others(h.cfg.HostID) {
-		if alive, _ := h.Alive(hostID); !alive {
-			h.book.flip(hostID)
+// findHosts looks for hosts that do not answer at their other addresses, again and again. Whether they are heard does
+// not count: a host may have found this one, and not been found by it. A host gets the time to answer before it is
+// looked for elsewhere; at the start, when none has, the list's addresses are tried first.
+func (h *RaftHost) findHosts(ctx context.Context) {
+	flipped := make(map[uint64]time.Time)
+	ticker := time.NewTicker(h.cfg.Silence)
+	defer ticker.Stop()
+	for {
+		for _, hostID := range h.book.others(h.cfg.HostID) {
+			if !h.peers.Answers(hostID) && time.Since(flipped[hostID]) >= 3*h.cfg.Silence {
+				flipped[hostID] = time.Now()
+				h.book.flip(hostID)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
 		}
 	}
 }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -480,7 +479,7 @@ func (n *Node) Receive(ctx context.Context, r api.Receive) ([]api.Delivery, queu
 	name := r.Group
 	g, err := d.group(ctx, name)
 	if isCode(err, code.UnknownGroup) && name == api.DefaultGroup {
-		g, err = d.createGroup(ctx, name, queue.GroupConfig{}, queue.Start{}, d.self, defaultGroupOperation(d.shard))
+		g, err = d.createGroup(ctx, name, queue.GroupConfig{}, queue.Start{}, d.self, operation(0))
 		if isCode(err, code.GroupExistsMismatch) || isCode(err, code.MutationFenced) {
 			g, err = d.group(ctx, name)
 		}
@@ -538,13 +537,6 @@ func (n *Node) withHome(d *desk, group string, err error) error {
 		out.Text = "host " + itoa(h.ID) + " at " + h.ClientAddr + " is the home of group " + group + ": go there"
 	}
 	return &out
-}
-
-// defaultGroupOperation names the one creation of $default: two receives that race make one group.
-func defaultGroupOperation(shard uint64) uint64 {
-	var b [8]byte
-	copy(b[:], "$default")
-	return binary.BigEndian.Uint64(b[:]) ^ shard
 }
 
 // Settle implements api.Backend at the group's home.

@@ -574,6 +574,10 @@ func (n *Node) dead(ctx context.Context, r api.Dead, call deadCall) (api.DeadRep
 	} else {
 		err = t.walk(ctx, d.deadWalk(g.ID, r))
 	}
+	if err != nil && t.reply.Done > 0 && t.reply.Next != 0 {
+		// Part of it is done, which an error would deny: the caller goes on from Next, and meets the error there.
+		return t.reply, nil
+	}
 	return t.reply, n.withHome(d, r.Group, err)
 }
 
@@ -599,6 +603,7 @@ func (t *deadTask) named(ctx context.Context, id queue.GroupID, addresses []queu
 			t.reply.Next = part[0]
 			return nil
 		} else if err := t.do(ctx, part); err != nil {
+			t.reply.Next = part[0]
 			return err
 		}
 		addresses = addresses[len(part):]

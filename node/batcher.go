@@ -164,6 +164,12 @@ func (b *batcher) takeLocked() []*pendingPublish {
 
 func (b *batcher) sendLocked(batch []*pendingPublish) {
 	stamp := b.stamp()
+	if stamp == 0 {
+		// This host's clock is refused: delays and times to live cannot be made absolute.
+		b.inFlight--
+		fail(batch, &code.Error{Code: code.ClockSkew, Effect: code.EffectNone})
+		return
+	}
 	cmd := &queue.Enqueue{Stamp: stamp, Publishes: make([]queue.Publish, len(batch))}
 	for i, pp := range batch {
 		pp.makeAbsolute(stamp)

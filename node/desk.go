@@ -30,10 +30,14 @@ type raft interface {
 type fleet interface {
 	// Options are the queue's options as the catalog has them; false when the shard's queue is gone.
 	Options(shard uint64) (queue.QueueOptions, bool)
+	// Refresh brings what Options says to the catalog's state of now.
+	Refresh(ctx context.Context) error
 	// FullReplicas lists a shard's started full replicas with their hosts, by replica id.
 	FullReplicas(shard uint64) []replicaHost
 	// Alive says whether a host was heard of lately; this host is alive.
 	Alive(host uint64) bool
+	// Serves says whether a host is alive and runs a replica of a shard.
+	Serves(host, shard uint64) bool
 }
 
 type replicaHost struct {
@@ -177,6 +181,10 @@ func (d *desk) publish(ctx context.Context, p queue.Publish, delays, ttls []time
 			return publishOutcome{err: err}
 		}
 	}
+	// Checked alone: in a batch, one bad publish would fail those of others.
+	if err := queue.Validate(&queue.Enqueue{Stamp: 1, Publishes: []queue.Publish{p}}); err != nil {
+		return publishOutcome{err: err}
+	}
 	if err := d.hint(&p, delays); err != nil {
 		return publishOutcome{err: err}
 	}
@@ -215,14 +223,24 @@ func (d *desk) hint(p *queue.Publish, delays []time.Duration) error {
 // that it was decided on.
 func (d *desk) configure(ctx context.Context) error {
 	want, ok := d.fleet.Options(d.shard)
-	if !ok {
-		return code.New(code.UnknownQueue, "")
-	}
-	for range 3 {
+	fresh := false
+	for range 4 {
+		if !ok {
+			return code.New(code.UnknownQueue, "")
+		}
 		have := d.reader.Meta().Options
 		if have.Version > 0 && sameOptions(have, want) {
 			d.configured.Store(true)
 			return nil
+		}
+		if !fresh {
+			// The local view may be older than what the shard has: only the catalog itself may change it.
+			if err := d.fleet.Refresh(ctx); err != nil {
+				return err
+			}
+			fresh = true
+			want, ok = d.fleet.Options(d.shard)
+			continue
 		}
 		next := want
 		next.Version = have.Version

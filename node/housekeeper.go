@@ -18,6 +18,9 @@ const (
 	choreRest  = 30 * time.Second
 	// replaceEvery bounds how often one group's home is proposed to be replaced.
 	replaceEvery = time.Second
+	// missingFor is how long an alive host may be without the home's replica: reports come every 300 ms, and a
+	// replica that starts again takes a moment.
+	missingFor = 3 * time.Second
 )
 
 // housekeep runs while the replica runs and acts only while this host leads the shard: it brings the shard's options to
@@ -25,7 +28,7 @@ const (
 func (d *desk) housekeep(ctx context.Context) {
 	ticker := time.NewTicker(housekeepTick)
 	defer ticker.Stop()
-	k := &housekeeper{desk: d, replaced: map[queue.GroupID]time.Time{}, state: noChores{}}
+	k := &housekeeper{desk: d, replaced: map[queue.GroupID]time.Time{}, missing: map[queue.GroupID]time.Time{}, state: noChores{}}
 	if r, ok := d.reader.(choreReader); ok {
 		k.state = r
 	}
@@ -47,6 +50,7 @@ type housekeeper struct {
 	*desk
 	known      []queue.GroupInfo
 	replaced   map[queue.GroupID]time.Time
+	missing    map[queue.GroupID]time.Time // since when the home's replica is not there
 	state      choreReader
 	from       queue.Address // where the look for expired messages goes on; 0: from the beginning
 	nextChores time.Time
@@ -80,9 +84,9 @@ func (k *housekeeper) round(ctx context.Context) {
 
 // replaceHomes proposes a new home for every group whose home's host is silent or gone.
 func (k *housekeeper) replaceHomes(ctx context.Context) {
+	now := time.Now()
 	for _, g := range k.known {
-		host, ok := k.hostOf(g.Home)
-		if ok && k.fleet.Alive(host) || time.Since(k.replaced[g.ID]) < replaceEvery {
+		if !k.absent(g, now) || now.Sub(k.replaced[g.ID]) < replaceEvery {
 			continue
 		}
 		next := k.spread(g.Name)
@@ -106,6 +110,25 @@ func (k *housekeeper) replaceHomes(ctx context.Context) {
 	}
 }
 
+// absent says whether a group's home cannot serve: at once when its host is silent or gone from the shard, and after
+// missingFor when the host is there but its replica is not (stopped, or it does not open).
+func (k *housekeeper) absent(g queue.GroupInfo, now time.Time) bool {
+	host, ok := k.hostOf(g.Home)
+	if !ok || !k.fleet.Alive(host) {
+		return true
+	}
+	if k.fleet.Serves(host, k.shard) {
+		delete(k.missing, g.ID)
+		return false
+	}
+	since, ok := k.missing[g.ID]
+	if !ok {
+		k.missing[g.ID] = now
+		return false
+	}
+	return now.Sub(since) >= missingFor
+}
+
 func (d *desk) hostOf(r queue.ReplicaID) (uint64, bool) {
 	for _, f := range d.fleet.FullReplicas(d.shard) {
 		if f.Replica == r {
@@ -119,7 +142,7 @@ func (d *desk) hostOf(r queue.ReplicaID) (uint64, bool) {
 func (d *desk) spread(name string) queue.ReplicaID {
 	var alive []queue.ReplicaID
 	for _, f := range d.fleet.FullReplicas(d.shard) {
-		if f.Host == d.host || d.fleet.Alive(f.Host) {
+		if d.fleet.Serves(f.Host, d.shard) {
 			alive = append(alive, f.Replica)
 		}
 	}

@@ -222,6 +222,9 @@ func (n *Node) close() error {
 			_ = s.Close()
 		}
 	}
+	// The listeners may have used their time up waiting for streams.
+	ctx, cancelDesks := context.WithTimeout(context.Background(), drainTimeout)
+	defer cancelDesks()
 	for _, d := range n.takeDesks() {
 		if err := d.Close(ctx); err != nil {
 			n.log.Info("a replica's calls did not end in time", zap.Uint64("shard", d.shard), zap.Error(err))
@@ -269,7 +272,7 @@ func (n *Node) releaseHomes(ctx context.Context) {
 // otherReplica is an alive full replica on another host, 0 if there is none.
 func (d *desk) otherReplica() queue.ReplicaID {
 	for _, f := range d.fleet.FullReplicas(d.shard) {
-		if f.Host != d.host && d.fleet.Alive(f.Host) {
+		if f.Host != d.host && d.fleet.Serves(f.Host, d.shard) {
 			return f.Replica
 		}
 	}
@@ -370,7 +373,7 @@ func (n *Node) onCatalog(v *catalog.View) {
 
 // Options implements fleet.
 func (n *Node) Options(shard uint64) (queue.QueueOptions, bool) {
-	v := n.view()
+	v := n.raft.Catalog()
 	q, ok := v.QueueOfShard(shard)
 	if !ok {
 		return queue.QueueOptions{}, false
@@ -380,6 +383,25 @@ func (n *Node) Options(shard uint64) (queue.QueueOptions, bool) {
 		opts.Partition = p.Partition
 	}
 	return opts, true
+}
+
+// Refresh implements fleet.
+func (n *Node) Refresh(ctx context.Context) error {
+	_, err := n.raft.ReadCatalog(ctx)
+	return err
+}
+
+// Serves implements fleet: an alive host whose replica was stopped, or never came up, serves nobody.
+func (n *Node) Serves(id, shard uint64) bool {
+	if id == n.id {
+		_, ok := n.raft.SelfReplica(shard)
+		return ok
+	}
+	if !n.Alive(id) {
+		return false
+	}
+	_, ok := n.raft.Peers().Reported(id, shard)
+	return ok || time.Since(n.started) < startGrace
 }
 
 // FullReplicas implements fleet.

@@ -19,18 +19,23 @@ type CopyReport struct {
 	Applied        uint64
 }
 
-// copyRetry is the pause before a broken stream of reports is opened again.
-const copyRetry = 100 * time.Millisecond
+const (
+	// copyRetry is the pause before a broken stream of reports is opened again.
+	copyRetry = 100 * time.Millisecond
+	// copyAlive is how often an idle stream is written to, so that its end is noticed, and copyAgain how often
+	// everything is told again, which repairs whatever a report that got lost left behind.
+	copyAlive = 500 * time.Millisecond
+	copyAgain = 5 * time.Second
+)
 
 // copySender tells one host about copies: what waits is one report a shard, so what moves while a send is under way
-// costs one more.
+// costs one more. A new stream begins with everything that the host is to know.
 type copySender struct {
 	p      *Peers
 	hostID uint64
 
 	mu      sync.Mutex
 	waiting map[uint64]CopyReport
-	latest  map[uint64]CopyReport // told again on a new stream
 	wake    chan struct{}
 }
 
@@ -50,7 +55,7 @@ func (p *Peers) copySender(hostID uint64) *copySender {
 	if ok || p.closed {
 		return s
 	}
-	s = &copySender{p: p, hostID: hostID, waiting: map[uint64]CopyReport{}, latest: map[uint64]CopyReport{}, wake: make(chan struct{}, 1)}
+	s = &copySender{p: p, hostID: hostID, waiting: map[uint64]CopyReport{}, wake: make(chan struct{}, 1)}
 	p.copies[hostID] = s
 	p.tasks.Add(1)
 	go func() {
@@ -63,7 +68,6 @@ func (p *Peers) copySender(hostID uint64) *copySender {
 func (s *copySender) put(r CopyReport) {
 	s.mu.Lock()
 	s.waiting[r.Shard] = r
-	s.latest[r.Shard] = r
 	s.mu.Unlock()
 	select {
 	case s.wake <- struct{}{}:
@@ -71,15 +75,15 @@ func (s *copySender) put(r CopyReport) {
 	}
 }
 
-// run keeps a stream open while there is something to tell.
+// run opens a stream when there is something to tell, and again when it breaks.
 func (s *copySender) run() {
 	ctx := s.p.ctx
+	select {
+	case <-ctx.Done():
+		return
+	case <-s.wake:
+	}
 	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.wake:
-		}
 		err := s.stream(ctx)
 		if ctx.Err() != nil {
 			return
@@ -90,20 +94,6 @@ func (s *copySender) run() {
 			return
 		case <-time.After(copyRetry):
 		}
-		s.again()
-	}
-}
-
-// again makes everything wait that the last stream told, and wakes the sender.
-func (s *copySender) again() {
-	s.mu.Lock()
-	for shard, r := range s.latest {
-		s.waiting[shard] = r
-	}
-	s.mu.Unlock()
-	select {
-	case s.wake <- struct{}{}:
-	default:
 	}
 }
 
@@ -112,21 +102,36 @@ func (s *copySender) stream(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := s.p.Service(s.hostID).Copies(ctx)
+	ticker := time.NewTicker(copyAlive)
+	defer ticker.Stop()
+	var told time.Time
 	for {
-		if m := s.take(); len(m.Reports) > 0 {
-			if err := c.Send(m); err != nil {
-				_, rerr := c.CloseAndReceive()
-				if rerr != nil {
-					return rerr
-				}
-				return err
+		if time.Since(told) >= copyAgain {
+			told = time.Now()
+			s.all()
+		}
+		if err := c.Send(s.take()); err != nil {
+			if _, rerr := c.CloseAndReceive(); rerr != nil {
+				return rerr
 			}
+			return err
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.wake:
+		case <-ticker.C:
 		}
+	}
+}
+
+// all makes everything wait that the host is to know. What moves meanwhile comes after it.
+func (s *copySender) all() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.waiting)
+	for _, r := range s.p.cfg.Backend.CopiesFor(s.hostID) {
+		s.waiting[r.Shard] = r
 	}
 }
 
@@ -143,13 +148,32 @@ func (s *copySender) take() *peerv1.CopiesRequest {
 	return m
 }
 
+// newStream makes a host's latest stream of reports the one whose end counts.
+func (p *Peers) newStream(hostID uint64) (stream uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.streams[hostID]++
+	return p.streams[hostID]
+}
+
+// endStream tells the backend that a host reports no more, unless it has opened a newer stream since: of a cut
+// connection the old end may be noticed last.
+func (p *Peers) endStream(hostID, stream uint64) {
+	p.mu.Lock()
+	latest := p.streams[hostID] == stream
+	p.mu.Unlock()
+	if latest {
+		p.cfg.Backend.CopiesEnded(hostID)
+	}
+}
+
 // Copies takes another host's reports until its stream ends.
 func (s *service) Copies(_ context.Context, stream *connect.ClientStream[peerv1.CopiesRequest]) (*connect.Response[peerv1.CopiesResponse], error) {
 	hostID, err := strconv.ParseUint(stream.RequestHeader().Get(hostHeader), 10, 64)
 	if err != nil {
 		return nil, connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	defer s.p.cfg.Backend.CopiesEnded(hostID)
+	defer s.p.endStream(hostID, s.p.newStream(hostID))
 	for stream.Receive() {
 		m := stream.Msg()
 		reports := make([]CopyReport, len(m.Reports))

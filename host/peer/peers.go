@@ -64,6 +64,8 @@ type Backend interface {
 	// CopiesReported takes what another host's full replicas have on disk; it must not block. CopiesEnded says that
 	// nothing more comes from that host.
 	CopiesReported(hostID uint64, reports []CopyReport)
+	// CopiesFor is everything that a host is to know of this host's replicas: of the shards that it leads.
+	CopiesFor(hostID uint64) []CopyReport
 	CopiesEnded(hostID uint64)
 }
 
@@ -98,6 +100,7 @@ type Peers struct {
 	clients map[uint64]*http.Client
 	others  map[uint64]*other
 	copies  map[uint64]*copySender
+	streams map[uint64]uint64 // streams of reports that each host has opened
 	closed  bool
 }
 
@@ -112,6 +115,7 @@ func New(cfg Config) *Peers {
 		clients:   make(map[uint64]*http.Client),
 		others:    make(map[uint64]*other),
 		copies:    make(map[uint64]*copySender),
+		streams:   make(map[uint64]uint64),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	var both, h2 http.Protocols

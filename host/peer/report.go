@@ -14,6 +14,7 @@ import (
 type other struct {
 	// What it told.
 	heard     time.Time // monotonic; zero: never
+	answered  time.Time // the last answer to a report of this host; zero: never
 	processID uint64
 	sequence  uint64
 	shards    map[uint64]ShardReport
@@ -50,6 +51,15 @@ func (p *Peers) Alive(hostID uint64) (bool, time.Duration) {
 	}
 	since := time.Since(o.heard)
 	return since < p.cfg.Silence, since
+}
+
+// Answers says whether a host has answered a report of this one within Config.Silence. One that is alive and does not
+// answer is not where this host looks for it: it can reach this host, but not the other way round.
+func (p *Peers) Answers(hostID uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o, ok := p.others[hostID]
+	return ok && !o.answered.IsZero() && time.Since(o.answered) < p.cfg.Silence
 }
 
 // Reported returns what a host last told of its replica of a shard. It may be old: see Alive.
@@ -198,6 +208,7 @@ func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardRepor
 		return
 	}
 	o.heard = time.Now()
+	o.answered = o.heard
 	middle := before.Add(after.Sub(before) / 2)
 	o.offset, o.hasOffset = time.Duration(resp.Msg.WallMs-middle.UnixMilli())*time.Millisecond, true
 	p.noteLocked(hostID, o, nil)

@@ -146,6 +146,7 @@ type consumer struct {
 	window   int
 	windowB  int
 	sendMu   sync.Mutex
+	finished bool // the handler is about to return: nothing may be sent any more. Guarded by sendMu
 	mu       sync.Mutex
 	room     *sync.Cond
 	held     map[string]int // receipts that are out, with their bytes
@@ -176,6 +177,7 @@ func newConsumer(s streamService, stream *connect.BidiStream[tierqv1.ConsumeRequ
 }
 
 func (c *consumer) run(ctx context.Context) error {
+	defer c.finish()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Started{
@@ -279,10 +281,20 @@ func (c *consumer) settled(receipts []string) {
 	c.room.Broadcast()
 }
 
+// send sends one response, unless the stream is finished: a settle may be answered later than that.
 func (c *consumer) send(m *tierqv1.ConsumeResponse) error {
 	c.sendMu.Lock()
 	defer c.sendMu.Unlock()
+	if c.finished {
+		return io.ErrClosedPipe
+	}
 	return c.stream.Send(m)
+}
+
+func (c *consumer) finish() {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	c.finished = true
 }
 
 // read takes settles until the consumer closes its side; those in flight are answered before it returns.

@@ -210,3 +210,46 @@ func TestConsumeRefusesBadStart(t *testing.T) {
 		})
 	}
 }
+
+// lateSettle answers settles only after the receive that runs beside them has failed.
+type lateSettle struct {
+	*shelf
+	failed chan struct{}
+}
+
+func (l *lateSettle) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch, error) {
+	ds, epoch, err := l.shelf.Receive(ctx, r)
+	if err != nil {
+		close(l.failed)
+	}
+	return ds, epoch, err
+}
+
+func (l *lateSettle) Settle(ctx context.Context, r Settle) ([]SettleResult, error) {
+	<-l.failed
+	return l.shelf.Settle(ctx, r)
+}
+
+// TestConsumeEndsBesideSettles ends streams while their settles are in flight: those find the stream finished.
+func TestConsumeEndsBesideSettles(t *testing.T) {
+	for range 50 {
+		s := &lateSettle{newShelf(8), make(chan struct{})}
+		stream := streamClient(t, Options{Backend: s}).Consume(t.Context())
+		require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q", WindowMessages: 16}}}))
+		_, err := stream.Receive()
+		require.NoError(t, err)
+		resp, err := stream.Receive()
+		require.NoError(t, err)
+		for i, m := range resp.GetMessages().GetMessages() {
+			require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: &tierqv1.ConsumeSettle{Id: uint64(i), Kind: "ack", Receipts: []string{m.GetReceipt()}}}}))
+		}
+		s.mu.Lock()
+		s.moved = true
+		s.mu.Unlock()
+		s.cond.Broadcast()
+		for err == nil {
+			_, err = stream.Receive()
+		}
+		require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
+	}
+}

@@ -177,8 +177,12 @@ func (l *Ledger) giveBack(e *entry) {
 	l.requeue(e, 0)
 }
 
-// runOut starts to record the leases whose time is over.
+// runOut starts to record the leases whose time is over; not while this host's clock is refused (stamp 0), since their
+// backoff could not be made absolute.
 func (l *Ledger) runOut(now time.Duration, stamp queue.Stamp) {
+	if stamp == 0 {
+		return
+	}
 	for e := l.leases.peek(); e != nil && e.deadline <= now; e = l.leases.peek() {
 		l.leases.remove(e)
 		l.fail(e, "lease ran out", nil, now, stamp).runOut = true

@@ -106,6 +106,9 @@ func (l *Ledger) nack(r Receipt, n NackItem, by ref, now time.Duration, stamp qu
 		}
 		return c
 	}
+	if stamp == 0 {
+		return code.ClockSkew // this host's clock is refused: the delay cannot be made absolute
+	}
 	var delay *time.Duration
 	if n.HasDelay {
 		delay = &n.Delay
@@ -442,6 +445,9 @@ func (l *Ledger) nextEvent(now time.Duration, stamp queue.Stamp, waiting bool) t
 	at := min(l.acks.due(), l.expires.due())
 	if e := l.leases.peek(); e != nil {
 		at = min(at, e.deadline)
+		if stamp == 0 && at <= now { // nothing runs out while the clock is refused
+			at = now + time.Second
+		}
 	}
 	if !waiting {
 		return at
