@@ -39,14 +39,18 @@ func asCode(err error) *code.Error {
 	return code.Maybe(code.Internal, err, "an internal fault: see the host's log")
 }
 
+// sentence is what an error says beside its name.
+func sentence(e *code.Error) string {
+	if e.Text == "" {
+		return e.Code.Info().Text
+	}
+	return e.Text
+}
+
 // Detail is the wire form of an error.
 func Detail(e *code.Error) *tierqv1.ErrorDetail {
-	text := e.Text
-	if text == "" {
-		text = e.Code.Info().Text
-	}
 	return &tierqv1.ErrorDetail{
-		Code: uint32(e.Code), Name: e.Code.String(), Effect: effect(e.Effect), Text: text,
+		Code: uint32(e.Code), Name: e.Code.String(), Effect: effect(e.Effect), Text: sentence(e),
 		HomeHost: e.HomeHost, HomeApi: e.HomeAPI, Epoch: e.Epoch,
 		LeaderHost: e.LeaderHost, LeaderApi: e.LeaderAPI, RetryAfterMs: e.RetryAfterMs,
 	}

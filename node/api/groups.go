@@ -264,7 +264,7 @@ func (s groupService) settle(ctx context.Context, r Settle) (*connect.Response[t
 		if res.Err != nil {
 			e := asCode(res.Err)
 			s.onRefusal(e.Code)
-			p.Code, p.Name, p.Text, p.Effect = uint32(e.Code), e.Code.String(), e.Error(), effect(e.Effect)
+			p.Code, p.Name, p.Text, p.Effect = uint32(e.Code), e.Code.String(), sentence(e), effect(e.Effect)
 		}
 		out.Results[i] = p
 	}

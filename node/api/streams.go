@@ -338,7 +338,7 @@ func (c *consumer) settle(ctx context.Context, m *tierqv1.ConsumeSettle) {
 		e := asCode(err)
 		results = make([]*tierqv1.SettleResult, len(m.GetReceipts()))
 		for i := range results {
-			results[i] = &tierqv1.SettleResult{Code: uint32(e.Code), Name: e.Code.String(), Text: e.Error(), Effect: effect(e.Effect)}
+			results[i] = &tierqv1.SettleResult{Code: uint32(e.Code), Name: e.Code.String(), Text: sentence(e), Effect: effect(e.Effect)}
 		}
 	}
 	if m.GetKind() != "extend" {
