@@ -156,3 +156,18 @@ func TestBatcherFailures(t *testing.T) {
 	publish()
 	require.Equal(t, code.NoLeader, (<-errs).(*code.Error).Code)
 }
+
+// TestBatcherRefusesWithoutAClock: with a refused clock a time to live would end in 1970.
+func TestBatcherRefusesWithoutAClock(t *testing.T) {
+	f := newFakeLog()
+	stamp := queue.Stamp(0)
+	b := newBatcher(f.propose, func() queue.Stamp { return stamp }, time.Second, newMetrics(prometheus.NewRegistry()))
+	out := b.Publish(context.Background(), publishOf("m"), nil, []time.Duration{time.Second}, nil)
+	require.Equal(t, code.ClockSkew, out.err.(*code.Error).Code)
+	require.Equal(t, code.EffectNone, out.err.(*code.Error).Effect)
+	stamp = 1000
+	done := make(chan publishOutcome, 1)
+	go func() { done <- b.Publish(context.Background(), publishOf("m"), nil, nil, nil) }()
+	f.wait(1).answer(5)
+	require.Equal(t, queue.Address(5), (<-done).result.Messages[0].Address)
+}
