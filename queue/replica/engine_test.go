@@ -2,6 +2,7 @@ package replica_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"testing"
@@ -57,7 +58,13 @@ func (h *host) start(t *testing.T, id uint64, members map[uint64]string, join bo
 		return h.replica
 	}
 	c := config.Config{ShardID: 7, ReplicaID: id, ElectionRTT: 20, HeartbeatRTT: 2, CheckQuorum: true, PreVote: true, IsNonVoting: join}
-	require.NoError(t, h.nh.StartOnDiskReplica(members, join, create, c))
+	require.Eventually(t, func() bool { // a replica that was stopped may still be closing
+		err := h.nh.StartOnDiskReplica(members, join, create, c)
+		if !errors.Is(err, dragonboat.ErrShardAlreadyExist) {
+			require.NoError(t, err)
+		}
+		return err == nil
+	}, 20*time.Second, 5*time.Millisecond)
 }
 
 func (h *host) propose(t *testing.T, cmd []byte) sm.Result {
@@ -112,4 +119,42 @@ func TestOnTheEngine(t *testing.T) {
 		require.NoError(t, h.nh.StopShard(7))
 		require.Equal(t, ia, h.replica.Reader().Meta().Applied)
 	}
+}
+
+// TestNoSnapshotOfAPoisonedReplica: dragonboat asks for a local snapshot while a replica is on a poison entry. It records
+// none, the host goes on, and the shard starts again.
+func TestNoSnapshotOfAPoisonedReplica(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts a host")
+	}
+	a := newHost(t)
+	a.start(t, 1, map[uint64]string{1: a.address}, false)
+	for i := range 5 {
+		cmd, err := queue.EncodeCommand(nil, publish(fmt.Sprint("message ", i)))
+		require.NoError(t, err)
+		require.EqualValues(t, code.OK, a.propose(t, cmd).Value)
+	}
+	a.replica.SetStuck(true)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	_, err := a.nh.SyncRequestSnapshot(ctx, 7, dragonboat.SnapshotOption{})
+	require.ErrorIs(t, err, dragonboat.ErrRejected)
+	a.replica.SetStuck(false)
+	cmd, err := queue.EncodeCommand(nil, publish("one more"))
+	require.NoError(t, err)
+	require.EqualValues(t, code.OK, a.propose(t, cmd).Value)
+	at, err := a.nh.SyncRequestSnapshot(ctx, 7, dragonboat.SnapshotOption{})
+	require.NoError(t, err)
+	require.NotZero(t, at)
+
+	_, err = a.nh.Propose(a.nh.GetNoOPSession(7), []byte{1, 99}, time.Second)
+	require.NoError(t, err)
+	require.Error(t, <-a.stuck)
+	_, err = a.nh.RequestSnapshot(7, dragonboat.SnapshotOption{}, time.Second)
+	require.NoError(t, err)
+	require.NoError(t, a.nh.StopShard(7))
+	a.start(t, 1, nil, false)
+	var poison *queue.PoisonError
+	require.ErrorAs(t, <-a.stuck, &poison, "the same entry, and no panic")
+	require.NoError(t, a.nh.StopShard(7))
 }

@@ -6,7 +6,9 @@
 //   - Update returns an error only for a failure of the store. A refusal is a result. On a poison entry it writes the
 //     evidence, tells the host, and waits until the host stops the replica; nothing of the entry is applied.
 //   - Open does the same when the state does not open.
-//   - Sync never fails, PrepareSnapshot never fails, SaveSnapshot turns every error of its own into
+//   - Sync fails on a poison entry alone, and only so that no snapshot is recorded: dragonboat counts the entry as applied,
+//     and a record of it beside a store that has not applied it would panic every later start. PrepareSnapshot never
+//     fails, and a snapshot prepared on a poison entry is not streamed. SaveSnapshot turns every error of its own into
 //     ErrSnapshotAborted, which dragonboat tries again.
 //   - RecoverFromSnapshot returns success, or ErrSnapshotStopped after the replica was stopped. A stream can be read
 //     once, so after a failure it waits for the host to stop and start the replica; dragonboat then gives the same
@@ -72,7 +74,7 @@ type Replica struct {
 	shard, replica uint64
 	stopc          <-chan struct{} // of Open
 	machine        atomic.Pointer[queue.QueueStateMachine]
-	stuck          bool // belongs to the applying goroutine
+	stuck          atomic.Bool // on a poison entry, which dragonboat counts as applied and the store does not
 }
 
 var _ sm.IOnDiskStateMachine = (*Replica)(nil)
@@ -132,7 +134,7 @@ func (r *Replica) waitStuck(err error, evidence string, stopc <-chan struct{}) {
 // Update implements IOnDiskStateMachine. An entry's result has the code as its value and the encoded queue.Result as
 // its data; both are zero for an entry that was not applied because the replica was stopped.
 func (r *Replica) Update(entries []sm.Entry) ([]sm.Entry, error) {
-	if r.stuck {
+	if r.stuck.Load() {
 		<-r.stopc
 		return entries, nil
 	}
@@ -174,7 +176,7 @@ func (r *Replica) failed(err error) error {
 	if !errors.As(err, &poison) {
 		return fmt.Errorf("update shard %d replica %d: %w", r.shard, r.replica, err)
 	}
-	r.stuck = true
+	r.stuck.Store(true)
 	evidence, werr := r.writeEvidence(poison)
 	r.waitStuck(errors.Join(err, werr), evidence, r.stopc)
 	return nil
@@ -211,8 +213,11 @@ func (r *Replica) Lookup(query any) (any, error) {
 }
 
 // Sync implements IOnDiskStateMachine: it waits until all that was applied is durable. A store that cannot flush tells
-// its own OnFatal.
+// its own OnFatal. On a poison entry it returns the error on which dragonboat records no snapshot and goes on.
 func (r *Replica) Sync() error {
+	if r.stuck.Load() {
+		return errNoSnapshot()
+	}
 	r.machine.Load().Shard().Sync()
 	return nil
 }

@@ -163,6 +163,11 @@ func TestPoisonStopsOneReplica(t *testing.T) {
 	out, err = r.Update(r.entries(t, publish("c")))
 	require.NoError(t, err)
 	require.Zero(t, out[0].Result.Value)
+	// dragonboat counts the entry as applied: it must neither record nor stream that.
+	require.Equal(t, replica.EngineOutOfDate, r.Sync())
+	ctx, err := r.PrepareSnapshot()
+	require.NoError(t, err)
+	require.Equal(t, sm.ErrSnapshotStopped, r.SaveSnapshot(ctx, io.Discard, nil))
 }
 
 func TestSnapshotMovesTheState(t *testing.T) {

@@ -16,6 +16,7 @@ type prepared struct {
 	index       queue.Index
 	formatLevel uint32
 	snapshot    *store.Snapshot
+	poisoned    bool // dragonboat takes it for a state behind a poison entry, which it is not
 }
 
 // PrepareSnapshot implements IOnDiskStateMachine. No Update runs meanwhile, so index and snapshot belong together. It
@@ -23,7 +24,8 @@ type prepared struct {
 func (r *Replica) PrepareSnapshot() (any, error) {
 	m := r.machine.Load()
 	meta := m.Meta()
-	return &prepared{index: meta.Applied, formatLevel: meta.FormatLevel, snapshot: m.Shard().Snapshot()}, nil
+	return &prepared{index: meta.Applied, formatLevel: meta.FormatLevel, snapshot: m.Shard().Snapshot(),
+		poisoned: r.stuck.Load()}, nil
 }
 
 // SaveSnapshot implements IOnDiskStateMachine. It returns an error of w as it is, ErrSnapshotStopped when stopped, and
@@ -31,6 +33,9 @@ func (r *Replica) PrepareSnapshot() (any, error) {
 func (r *Replica) SaveSnapshot(ctx any, w io.Writer, stopc <-chan struct{}) error {
 	p := ctx.(*prepared)
 	defer func() { _ = p.snapshot.Close() }()
+	if p.poisoned {
+		return sm.ErrSnapshotStopped
+	}
 	out := &errWriter{w: w}
 	err := r.save(p, out, stopc)
 	switch {
@@ -112,6 +117,7 @@ func (r *Replica) RecoverFromSnapshot(from io.Reader, done <-chan struct{}) erro
 		r.waitStuck(fmt.Errorf("install a snapshot of shard %d: %w", r.shard, err), "", done)
 		return sm.ErrSnapshotStopped
 	}
+	r.stuck.Store(false) // the snapshot's index is behind every entry that dragonboat gave to Update
 	if r.opts.OnInstalled != nil {
 		r.opts.OnInstalled(r.shard, r.replica, index)
 	}
