@@ -168,8 +168,22 @@ func (s *Store) DeleteShard(id uint64) error {
 	if err != nil {
 		return err
 	}
+	return s.delete(h)
+}
+
+func (s *Store) delete(h *Shard) error {
+	id := h.id
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.dead {
+		// Somebody deleted it first, and what a newer handle has written since is not ours to delete. Or the store is closed.
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.closed {
+			return ErrClosed
+		}
+		return nil
+	}
 	if h.pointer.installing != 0 {
 		return fmt.Errorf("delete shard %d: an install is under way", id)
 	}

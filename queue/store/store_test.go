@@ -322,6 +322,11 @@ func TestDeletedShardTakesNoBatch(t *testing.T) {
 	again := shard(t, s, 3)
 	require.NotSame(t, h, again)
 	require.Empty(t, dump(t, again))
+	// Two deletions got the same handle, and the shard was begun anew between them.
+	put(t, again, "b", "1")
+	require.NoError(t, s.delete(h))
+	require.NotEmpty(t, dump(t, again))
+	require.Same(t, again, shard(t, s, 3))
 }
 
 func TestSyncOfACleanShardDoesNotFlush(t *testing.T) {
