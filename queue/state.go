@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"runtime/debug"
@@ -163,6 +164,19 @@ func loadMeta(r store.Reader) metaValue {
 		m.Options = initialOptions
 	}
 	return m
+}
+
+// AppliedIn reports whether key holds a shard's own state, and the applied index that value says then. It is for a copy of
+// a shard's keys, before it is opened. An error is ErrCorrupt.
+func AppliedIn(key, value []byte) (index Index, ok bool, err error) {
+	if !bytes.Equal(key, metaKey) {
+		return 0, false, nil
+	}
+	var m metaValue
+	if err := m.decode(value); err != nil {
+		return 0, true, err
+	}
+	return m.Applied, true, nil
 }
 
 func loadGroups(r store.Reader) (map[GroupID]*group, []GroupID, map[string]GroupID) {

@@ -136,19 +136,28 @@ func (r *Replica) install(from io.Reader, done <-chan struct{}) (index queue.Ind
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, into.Abort()) }()
-	at, err := r.opts.Installer.Load(from, r.shard, into.Set, done)
+	var said queue.Index
+	at, err := r.opts.Installer.Load(from, r.shard, func(key, value []byte) error {
+		index, ok, err := queue.AppliedIn(key, value)
+		if err != nil {
+			return err
+		}
+		if ok {
+			said = index
+		}
+		return into.Set(key, value)
+	}, done)
 	if err != nil {
 		return 0, err
 	}
-	if queue.Index(at) <= m.Meta().Applied {
-		return m.Meta().Applied, nil
-	}
-	if err := m.ReloadAfter(into.Finish); err != nil {
-		return 0, err
-	}
-	if got := m.Meta().Applied; got != queue.Index(at) {
-		return 0, fmt.Errorf("the stream says index %d, its keys say %s", at, got)
+	if queue.Index(at) > m.Meta().Applied {
+		if said != queue.Index(at) {
+			return 0, fmt.Errorf("the stream says index %d, its keys say %s", at, said)
+		}
+		if err := m.ReloadAfter(into.Finish); err != nil {
+			return 0, err
+		}
 	}
 	m.Shard().Sync()
-	return queue.Index(at), nil
+	return m.Meta().Applied, nil
 }
