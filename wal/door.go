@@ -58,7 +58,8 @@ type Options struct {
 
 	// OnFailure is called at most once, before the error of a failed write or fsync is returned to
 	// dragonboat, which then panics the process: what was written is unknown from there on, so no
-	// later save may succeed. It runs on the goroutine that failed. May be nil.
+	// later save may succeed. A record that reclaiming cannot read, which wraps ErrCorrupt if it is damaged, is such
+	// a failure too. It runs on the goroutine that failed. May be nil.
 	OnFailure func(error)
 
 	// OnSpace is called when the free space of Dir's file system crosses LowSpaceBytes, in either

@@ -194,7 +194,8 @@ func (l *Log) closeFiles() error {
 }
 
 // fail makes err the answer to every later call, and tells the host before dragonboat, which panics
-// the process when it sees it: after a failed write or fsync nobody knows what the disk holds.
+// the process when it sees it: after a failed write or fsync nobody knows what the disk holds, and a record that
+// cannot be read must not become a gap.
 func (l *Log) fail(err error) error {
 	l.mu.Lock()
 	if l.failed != nil {
@@ -204,7 +205,7 @@ func (l *Log) fail(err error) error {
 	}
 	l.failed = err
 	l.mu.Unlock()
-	l.logger.Error("the Raft log cannot be written; the host must stop", zap.Error(err))
+	l.logger.Error("the Raft log failed; the host must stop", zap.Error(err))
 	if l.o.OnFailure != nil {
 		l.o.OnFailure(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/lni/dragonboat/v4/raftpb"
-	"go.uber.org/zap"
 )
 
 // wakeReclaim has the reclaimer look for segments that can go.
@@ -29,9 +28,11 @@ func (l *Log) reclaimLoop() {
 			var err error
 			if again, err = l.reclaimOnce(); err != nil {
 				if !errors.Is(err, errStopped) {
-					l.logger.Error("reclaiming space in the Raft log failed", zap.Error(err))
+					// What cannot be read cannot be moved: the log would keep the segment, and all that it
+					// frees depends on, for ever. It is told like a read that dragonboat makes.
+					_ = l.fail(fmt.Errorf("wal: reclaim: %w", err))
 				}
-				break
+				return
 			}
 		}
 	}

@@ -226,6 +226,36 @@ func TestFailedWriteStopsTheLog(t *testing.T) {
 	}
 }
 
+// A damaged record that has to be moved is not skipped, nor tried for ever: the log fails with its place and its replica.
+func TestReclaimFailsOnADamagedRecord(t *testing.T) {
+	fs := newCrashFS()
+	failures := make(chan error, 2)
+	o := testOptions(1 << 20)
+	o.CacheBytes = 1
+	o.OnFailure = func(err error) { failures <- err }
+	l, err := openFS(o, fs)
+	require.NoError(t, err)
+	for i := uint64(1); i <= 30; i++ {
+		save(t, l, 1, i, 1, 2000)
+		save(t, l, 2, 1+(i-1)*10, 10, 20_000)
+	}
+	l.mu.Lock()
+	s := l.replicas[replicaKey{1, 1}].spans[0]
+	l.mu.Unlock()
+	fs.mu.Lock()
+	fs.names[s.seg.path].data[s.off+s.size-1] ^= 1
+	fs.mu.Unlock()
+	require.NoError(t, l.RemoveEntriesTo(2, 1, 299))
+	var bad *CorruptionError
+	require.ErrorAs(t, <-failures, &bad)
+	require.Equal(t, s.seg.path, bad.Path)
+	require.Equal(t, int64(s.off), bad.Offset)
+	require.Equal(t, uint64(1), bad.ShardID)
+	require.ErrorIs(t, l.SaveRaftState([]raftpb.Update{{ShardID: 2, ReplicaID: 1, State: raftpb.State{Term: 2}}}, 1), ErrCorrupt)
+	require.NoError(t, l.Close())
+	require.Empty(t, failures)
+}
+
 // A full disk must not stop a log that still has room in what it holds already; it is reported.
 func TestFullDiskIsReportedAndSparesServe(t *testing.T) {
 	fs := newCrashFS()
