@@ -258,8 +258,8 @@ func (h *RaftHost) Drain(ctx context.Context) (led int) {
 const (
 	// drainsAtOnce bounds the shards that get another leader at the same time.
 	drainsAtOnce = 64
-	// handOverTimeout bounds one transfer of Drain: one that takes longer than an election is not worth waiting for.
-	handOverTimeout = time.Second
+	// handOvers is how often Drain asks for a transfer. The engine forgets one that did not happen after an election timeout.
+	handOvers = 3
 	// quietTimeout bounds how long Drain waits for what was proposed to a shard.
 	quietTimeout = 500 * time.Millisecond
 )
@@ -271,9 +271,16 @@ func (h *RaftHost) handOver(ctx context.Context, run *running, to queue.ReplicaI
 	h.gate.hold(run.shard)
 	defer h.gate.free(run.shard)
 	h.awaitQuiet(ctx, run)
-	ctx, cancel := context.WithTimeout(ctx, handOverTimeout)
-	defer cancel()
-	return h.TransferLeader(ctx, run.shard, to)
+	var err error
+	for range handOvers {
+		attempt, cancel := context.WithTimeout(ctx, time.Duration(h.cfg.ElectionTicks+4)*h.cfg.RTT)
+		err = h.TransferLeader(attempt, run.shard, to)
+		cancel()
+		if err == nil || ctx.Err() != nil {
+			break
+		}
+	}
+	return err
 }
 
 // awaitQuiet waits until this host has applied all of a shard's log, and for two heartbeats more, in which the followers

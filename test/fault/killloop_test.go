@@ -94,20 +94,20 @@ func (f *fleet) faultRound(r *rand.Rand, a *account, round int, queue string) {
 }
 
 // fickle nacks one message of 20 and rejects one of 200, by a random number of its own.
-func fickle(seed uint64) func(*client.Delivery) (error, ending) {
+func fickle(seed uint64) func(*client.Delivery) (ending, error) {
 	var mu sync.Mutex
 	r := rand.New(rand.NewPCG(seed, 2))
-	return func(*client.Delivery) (error, ending) {
+	return func(*client.Delivery) (ending, error) {
 		mu.Lock()
 		n := r.IntN(200)
 		mu.Unlock()
 		switch {
 		case n == 0:
-			return &client.Reject{Reason: "the test rejects one of 200"}, rejected
+			return rejected, &client.Reject{Reason: "the test rejects one of 200"}
 		case n <= 10:
-			return errors.New("the test nacks one of 20"), nacked
+			return nacked, errors.New("the test nacks one of 20")
 		}
-		return nil, acked
+		return acked, nil
 	}
 }
 

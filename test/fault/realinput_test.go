@@ -183,7 +183,7 @@ func publishOne(c *client.Client, a *account, queue string, id uint64, text []by
 
 // consume runs n consumers of one group, each with a client of its own, until the returned function is called. decide, if
 // not nil, says how a message ends; by default it is acked.
-func consume(f *fleet, a *account, queue, group string, n int, decide func(*client.Delivery) (error, ending)) func() {
+func consume(f *fleet, a *account, queue, group string, n int, decide func(*client.Delivery) (ending, error)) func() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for i := range n {
@@ -211,7 +211,7 @@ func consume(f *fleet, a *account, queue, group string, n int, decide func(*clie
 // loop connects one consumer with the books.
 type loop struct {
 	a      *account
-	decide func(*client.Delivery) (error, ending)
+	decide func(*client.Delivery) (ending, error)
 
 	mu sync.Mutex
 	as map[string]settling // by receipt
@@ -227,7 +227,7 @@ func (l *loop) handle(_ context.Context, d *client.Delivery) error {
 	var err error
 	want := acked
 	if l.decide != nil {
-		err, want = l.decide(d)
+		want, err = l.decide(d)
 	}
 	l.a.settling(n)
 	l.mu.Lock()
