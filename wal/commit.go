@@ -342,7 +342,7 @@ func (b *batch) encodeSnapshot(r *replica, ss raftpb.Snapshot) error {
 	}
 	r.snap, r.snapIndex = raw, ss.Index
 	b.encodeRaw(r, recSnapshot, r.snap, &r.snapAt)
-	r.snapDirty = false
+	r.snapDirty, r.made = false, false
 	return nil
 }
 
@@ -356,11 +356,15 @@ func (b *batch) encodeRaw(r *replica, typ recordType, raw []byte, at *place) {
 
 func (b *batch) encodeMeta(r *replica) {
 	b.begin(recMeta, r.key)
-	b.buf = r.m.append(b.buf)
+	m := r.m
+	if r.made {
+		m.compactedTo = min(m.compactedTo, r.madeFrom)
+	}
+	b.buf = m.append(b.buf)
 	_, size := b.end(footerItem{shardID: r.key.shardID, replicaID: r.key.replicaID})
 	r.metaAt.move(b.seg, size)
 	r.setLastAt(nil)
-	r.metaDirty = false
+	r.metaDirty = r.made // its record comes with a whole one
 }
 
 // encodeEntries appends ents, which replace what the replica has from their first index on. It reports
@@ -490,6 +494,7 @@ func (l *Log) encodeDirtyLocked(b *batch, lateBytes, lateRecords int) {
 		}
 		if r.snapDirty && r.snap != nil {
 			b.encodeRaw(r, recSnapshot, r.snap, &r.snapAt)
+			r.made = false
 		}
 		if r.bootDirty && r.boot != nil {
 			b.encodeRaw(r, recBootstrap, r.boot, &r.bootAt)

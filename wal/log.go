@@ -643,7 +643,7 @@ func (b *batch) encodeRemoval(r *replica) {
 	r.snap, r.boot, r.snapIndex = nil, nil, 0
 	r.snapAt.move(nil, 0)
 	r.bootAt.move(nil, 0)
-	r.snapDirty, r.bootDirty, r.runsDirty = false, false, false
+	r.snapDirty, r.bootDirty, r.runsDirty, r.made = false, false, false, false
 	r.m = meta{removed: true, floor: b.nextPosition()}
 	b.encodeMeta(r)
 }

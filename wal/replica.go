@@ -61,6 +61,11 @@ type replica struct {
 	snapDirty bool
 	bootDirty bool
 	runsDirty bool
+
+	// made says that snap was made at open and that no record holds it yet; without it the log is compacted to
+	// madeFrom. Until it is written no meta record may say more, as the membership would be lost.
+	made     bool
+	madeFrom uint64
 }
 
 // Check verifies the invariants.

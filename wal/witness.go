@@ -20,7 +20,8 @@ import (
 //
 // It becomes a snapshot record like any other with the replica's next write, in the same batch with
 // the meta record that says that the entries below it are gone: dragonboat compacts a log up to a
-// snapshot, and without the record nothing would be left to start the membership from.
+// snapshot, and without the record nothing would be left to start the membership from. Until then a meta record says
+// what was compacted before.
 
 // synthesizeWitnesses makes a snapshot for every replica that is a witness. Log.mu is not needed yet.
 func (l *Log) synthesizeWitnesses() error {
@@ -68,6 +69,7 @@ func (l *Log) synthesize(r *replica) error {
 		return fmt.Errorf("wal: marshal snapshot record: %w", err)
 	}
 	r.snapIndex = index
+	r.made, r.madeFrom = true, r.m.compactedTo
 	r.compactTo(index)
 	r.snapDirty, r.metaDirty = true, true
 	l.markDirtyLocked(r)

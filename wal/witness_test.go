@@ -2,6 +2,7 @@ package wal
 
 import (
 	"context"
+	"math/rand"
 	"os"
 	"testing"
 	"time"
@@ -119,6 +120,36 @@ func TestWitnessDoesNotGrow(t *testing.T) {
 	rs, err := l.ReadRaftState(1, 3, ss.Index)
 	require.NoError(t, err)
 	require.Equal(t, next-1-ss.Index, rs.FirstIndex+rs.EntryCount-1-ss.Index)
+	require.NoError(t, l.Close())
+}
+
+// A meta record that is written before the made snapshot does not say that the entries below it are gone.
+func TestWitnessSnapshotAndCompactionGoTogether(t *testing.T) {
+	fs := newCrashFS()
+	o := testOptions(1 << 20)
+	o.WitnessMembership = addAll
+	l, err := openFS(o, fs)
+	require.NoError(t, err)
+	beginWitness(t, l, 1)
+	require.NoError(t, l.SaveRaftState([]raftpb.Update{{ShardID: 1, ReplicaID: 3,
+		State: raftpb.State{Term: 1, Commit: 50}, EntriesToSave: metadata(4, 97, 1)}}, 1))
+	require.NoError(t, l.Close())
+	l, err = openFS(o, fs)
+	require.NoError(t, err)
+	l.mu.Lock()
+	require.Equal(t, uint64(50), l.replicas[replicaKey{1, 3}].snapIndex)
+	l.dirty = nil // as if the batch had no room for what is dirty
+	l.mu.Unlock()
+	require.NoError(t, l.SaveRaftState([]raftpb.Update{{ShardID: 1, ReplicaID: 3, State: raftpb.State{Term: 2, Vote: 1, Commit: 60}}}, 1))
+	require.NoError(t, l.Check())
+	fs.powerOff()
+	_ = l.Close()
+	l, err = openFS(o, fs.crash(rand.New(rand.NewSource(1))))
+	require.NoError(t, err)
+	ss, err := l.GetSnapshot(1, 3)
+	require.NoError(t, err)
+	require.Equal(t, uint64(60), ss.Index)
+	require.Equal(t, map[uint64]string{1: "a1", 2: "a2"}, ss.Membership.Addresses)
 	require.NoError(t, l.Close())
 }
 
