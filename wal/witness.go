@@ -54,13 +54,11 @@ func (l *Log) synthesize(r *replica) error {
 		return err
 	}
 	members, err := l.o.WitnessMembership(old.Membership, changes)
-	if err != nil {
-		return fmt.Errorf("wal: membership of witness %d of shard %d at index %d: %w",
-			r.key.replicaID, r.key.shardID, index, err)
-	}
-	if members.ConfigChangeId == 0 || len(members.Addresses) == 0 {
+	if err != nil || members.ConfigChangeId == 0 || len(members.Addresses) == 0 {
+		// Its log is whole: it starts slower, and what is wrong with it is that shard's trouble alone.
 		l.logger.Warn("a witness has no membership to make a snapshot of and replays its log",
-			zap.Uint64("shard", r.key.shardID), zap.Uint64("replica", r.key.replicaID))
+			zap.Uint64("shard", r.key.shardID), zap.Uint64("replica", r.key.replicaID),
+			zap.Uint64("index", index), zap.Error(err))
 		return nil
 	}
 	ss := raftpb.Snapshot{ShardID: r.key.shardID, Index: index, Term: term, Membership: members,

@@ -2,6 +2,7 @@ package wal
 
 import (
 	"context"
+	"errors"
 	"math/rand"
 	"os"
 	"testing"
@@ -120,6 +121,30 @@ func TestWitnessDoesNotGrow(t *testing.T) {
 	rs, err := l.ReadRaftState(1, 3, ss.Index)
 	require.NoError(t, err)
 	require.Equal(t, next-1-ss.Index, rs.FirstIndex+rs.EntryCount-1-ss.Index)
+	require.NoError(t, l.Close())
+}
+
+// A membership that cannot be computed costs that witness its snapshot, and nobody else anything.
+func TestWitnessWithoutMembershipReplays(t *testing.T) {
+	fs := newCrashFS()
+	o := testOptions(1 << 20)
+	o.WitnessMembership = func(base raftpb.Membership, changes []raftpb.Entry) (raftpb.Membership, error) {
+		return raftpb.Membership{}, errors.New("no rule for it")
+	}
+	l, err := openFS(o, fs)
+	require.NoError(t, err)
+	beginWitness(t, l, 1)
+	require.NoError(t, l.SaveRaftState([]raftpb.Update{{ShardID: 1, ReplicaID: 3,
+		State: raftpb.State{Term: 1, Commit: 50}, EntriesToSave: metadata(4, 97, 1)}}, 1))
+	require.NoError(t, l.Close())
+	l, err = openFS(o, fs)
+	require.NoError(t, err)
+	ss, err := l.GetSnapshot(1, 3)
+	require.NoError(t, err)
+	require.True(t, raftpb.IsEmptySnapshot(ss))
+	ents, _, err := l.IterateEntries(nil, 0, 1, 3, 1, 101, noLimit)
+	require.NoError(t, err)
+	require.Len(t, ents, 100)
 	require.NoError(t, l.Close())
 }
 
