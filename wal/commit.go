@@ -453,11 +453,16 @@ func (l *Log) markDirtyLocked(r *replica) {
 
 // dirtyLimit bounds what encodeDirtyLocked appends for the replica.
 func (r *replica) dirtyLimit() (bytes, records int) {
-	bytes, records = metaLimit+len(r.snap)+len(r.boot)+3*recordOverhead, 4
-	if r.runsDirty {
-		bytes += 3 * 10 * len(r.spans)
-		records += len(r.spans)
+	add := func(dirty bool, n, items int) {
+		if dirty {
+			bytes += n
+			records += items
+		}
 	}
+	add(r.metaDirty, metaLimit, 1)
+	add(r.snapDirty, recordOverhead+len(r.snap), 1)
+	add(r.bootDirty, recordOverhead+len(r.boot), 1)
+	add(r.runsDirty, recordOverhead+3*10*len(r.spans), 1+len(r.spans))
 	return bytes, records
 }
 

@@ -256,6 +256,22 @@ func TestReclaimFailsOnADamagedRecord(t *testing.T) {
 	require.Empty(t, failures)
 }
 
+// What is set aside for the replicas that are dirty is what they will write: a commit index takes no room for the
+// snapshot record beside it.
+func TestDirtyLimit(t *testing.T) {
+	r := &replica{snap: make([]byte, 1000), boot: make([]byte, 100), spans: make([]span, 50), metaDirty: true}
+	bytes, records := r.dirtyLimit()
+	require.Equal(t, metaLimit, bytes)
+	require.Equal(t, 1, records)
+	r.snapDirty, r.bootDirty, r.runsDirty = true, true, true
+	bytes, records = r.dirtyLimit()
+	require.Equal(t, metaLimit+1100+3*recordOverhead+50*30, bytes)
+	require.Equal(t, 54, records)
+	bytes, records = new(replica).dirtyLimit()
+	require.Zero(t, bytes)
+	require.Zero(t, records)
+}
+
 // A full disk must not stop a log that still has room in what it holds already; it is reported.
 func TestFullDiskIsReportedAndSparesServe(t *testing.T) {
 	fs := newCrashFS()
