@@ -217,12 +217,12 @@ func TestTornTailAgainstCorruption(t *testing.T) {
 		require.NoError(t, l.Close())
 		return rs.EntryCount, nil
 	}
-	fs, offs := build()
+	fs, _ := build()
 	n, err := last(fs)
 	require.NoError(t, err)
 	require.Equal(t, uint64(5), n)
 
-	fs, offs = build()
+	fs, offs := build()
 	data := fs.names[fs.segmentNames()[0]].data
 	data[offs[4]+5000] ^= 1
 	n, err = last(fs)
