@@ -238,7 +238,8 @@ func (l *Log) takePrepared(need int64) (*segment, error) {
 	if p.err == nil && int64(p.seg.h.size) >= need {
 		return p.seg, nil
 	}
-	size := l.o.SegmentBytes
+	need = alignUp(need, pageBytes)
+	size := max(l.o.SegmentBytes, need)
 	if p.err == nil {
 		size = max(int64(p.seg.h.size), 1<<bits.Len64(uint64(need-1)))
 		if err := errors.Join(p.seg.closeIdle(), l.fs.Remove(p.seg.path)); err != nil {

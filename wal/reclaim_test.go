@@ -325,6 +325,36 @@ func TestHugeSave(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
+// So does one that comes when the next segment could not be made ready.
+func TestHugeSaveWithoutAPreparedSegment(t *testing.T) {
+	fs := newCrashFS()
+	var failed atomic.Int64
+	tried := make(chan struct{})
+	fs.fail = func(op, name string) error {
+		if op == "create" && filepath.Base(name) == "0000000000000002"+spareSuffix && failed.Add(1) == 1 {
+			close(tried)
+			return errors.New("no space left on device")
+		}
+		return nil
+	}
+	l, err := openFS(testOptions(1<<20), fs)
+	require.NoError(t, err)
+	<-tried
+	save(t, l, 1, 1, 3, 1<<20)
+	require.NoError(t, l.Close())
+	fs.mu.Lock()
+	for _, n := range fs.names {
+		require.Zero(t, len(n.data)%pageBytes)
+	}
+	fs.mu.Unlock()
+	l, err = openFS(testOptions(1<<20), fs)
+	require.NoError(t, err)
+	ents, _, err := l.IterateEntries(nil, 0, 1, 1, 1, 4, noLimit)
+	require.NoError(t, err)
+	require.Len(t, ents, 3)
+	require.NoError(t, l.Close())
+}
+
 // Saves that wait at the same moment share an fsync, and each finds its own entries afterwards.
 func TestConcurrentSavesShareSyncs(t *testing.T) {
 	l, err := Open(Options{Dir: t.TempDir()})
