@@ -63,6 +63,7 @@ type desk struct {
 	metrics *metrics
 	log     *zap.Logger
 
+	leadership leadership
 	configured atomic.Bool // the shard's options are the catalog's
 	wake       chan struct{}
 	groups     atomic.Bool   // groups changed since the housekeeper looked
@@ -91,7 +92,7 @@ func openDesk(o deskOptions) (*desk, error) {
 		log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1), purging: make(chan struct{}, 1),
 	}
 	k, err := home.NewKeeper(home.Options{
-		Shard: o.Shard, Self: o.Self, Reader: o.Reader, Propose: d.propose, ReadIndex: o.Raft.ReadIndex, Stamp: o.Raft.Stamp,
+		Shard: o.Shard, Self: o.Self, Reader: o.Reader, Propose: d.proposeForHome, ReadIndex: o.Raft.ReadIndex, Stamp: o.Raft.Stamp,
 		Boot: o.Boot, ReceiptKey: o.ReceiptKey, ProposeTimeout: proposeTimeout, Logger: d.log,
 	})
 	if err != nil {
@@ -127,6 +128,15 @@ func (d *desk) propose(ctx context.Context, cmd queue.Command) (queue.Result, er
 		return queue.Result{}, code.New(code.Internal, "%v", err)
 	}
 	return d.raft.Propose(ctx, raw)
+}
+
+// proposeForHome is propose for a home, which proposes what it has decided again until apply answers: it does not wait for a
+// leader that is no more.
+func (d *desk) proposeForHome(ctx context.Context, cmd queue.Command) (queue.Result, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(d.leadership.current(), cancel)()
+	return d.propose(ctx, cmd)
 }
 
 // proposed turns a result's refusal into an error.

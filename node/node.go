@@ -350,10 +350,13 @@ func (n *Node) onStopped(shard uint64) {
 	}()
 }
 
-func (n *Node) onLeader(shard uint64, _ queue.ReplicaID, _ uint64) {
+func (n *Node) onLeader(shard uint64, leader queue.ReplicaID, term uint64) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if d := n.desks[shard]; d != nil {
+		if leader != 0 {
+			d.leadership.elected(term)
+		}
 		d.nudge()
 	}
 	n.signalLocked()
