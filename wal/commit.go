@@ -413,9 +413,10 @@ func (b *batch) encodeSpan(r *replica, typ recordType, ents []raftpb.Entry, add 
 	b.buf = appendEntries(b.buf, ents)
 	off, size := b.end(footerItem{shardID: r.key.shardID, replicaID: r.key.replicaID,
 		first: ents[0].Index, count: uint64(len(ents))})
-	pin(b.seg, size)
 	b.entries = true
-	add(span{first: ents[0].Index, count: uint32(len(ents)), off: off, size: size, seg: b.seg, aux: b.cacheID})
+	s := span{first: ents[0].Index, count: uint32(len(ents)), off: off, size: size, seg: b.seg, aux: b.cacheID}
+	r.pinSpan(&s)
+	add(s)
 }
 
 // encodeRun appends the metadata entries of one term at the front of ents as one run.

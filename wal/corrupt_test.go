@@ -7,6 +7,7 @@ import (
 	"math/rand"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lni/dragonboat/v4/raftio"
 	"github.com/lni/dragonboat/v4/raftpb"
@@ -38,6 +39,12 @@ func sample(t testing.TB) (*crashFS, Options, *generator, *memoryLog) {
 			EntriesToSave: []raftpb.Entry{{Index: i / 10, Term: 1, Cmd: bytes.Repeat([]byte{byte(i)}, 40_000)}}}
 		do(op{"slow", func(l raftio.ILogDB) error { return l.SaveRaftState([]raftpb.Update{ud}, 1) }})
 	}
+	require.Eventually(t, func() bool { // until something was freed
+		l.wakeReclaim()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.segments[len(l.segments)-1].h.seq > uint64(len(l.segments))
+	}, 20*time.Second, time.Millisecond)
 	require.NoError(t, l.Close())
 	g.keys = append(g.keys, slow)
 	return fs, o, g, m

@@ -133,7 +133,8 @@ func (p *pace) spend(bytes int) error {
 }
 
 // markSmall marks everything but entries that replicas need of victim for rewriting, and returns the
-// replicas with entries in it. Tombstones that no other segment makes necessary are dropped.
+// replicas with entries in it. Tombstones that no other segment makes necessary are dropped. It looks at every replica,
+// but at no entries.
 func (l *Log) markSmall(victim *segment) []replicaKey {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,12 +150,9 @@ func (l *Log) markSmall(victim *segment) []replicaKey {
 		if r.rewriteSmall(victim) {
 			l.markDirtyLocked(r)
 		}
-		for i := range r.spans {
-			if r.spans[i].seg == victim {
-				keys = append(keys, k)
-				break
-			}
-		}
+	}
+	for r := range victim.spans {
+		keys = append(keys, r.key)
 	}
 	return keys
 }
@@ -242,7 +240,7 @@ func (b *batch) encodeMove(victim *segment, k replicaKey, ents []raftpb.Entry) {
 	from, to := r.spans[lo].first, r.spans[hi-1].last()
 	b.encodeSpan(r, recMoved, ents[from-first:to-first+1], func(s span) {
 		for i := lo; i < hi; i++ {
-			unpinSpan(&r.spans[i])
+			r.unpinSpan(&r.spans[i])
 		}
 		tail := append([]span{s}, r.spans[hi:]...)
 		r.spans = append(r.spans[:lo:lo], tail...)

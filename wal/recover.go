@@ -714,7 +714,7 @@ func (r *replica) clip() {
 func (b *indexBuilder) pinAll(x *rebuilt, lastSeg *segment) {
 	r := x.r
 	for i := range r.spans {
-		pin(r.spans[i].seg, r.spans[i].size)
+		r.pinSpan(&r.spans[i])
 	}
 	runs := r.runsAt
 	r.runsAt = nil

@@ -110,7 +110,7 @@ func (r *replica) truncateFrom(index uint64) {
 			}
 			return
 		}
-		unpinSpan(s)
+		r.unpinSpan(s)
 		r.spans = r.spans[:n-1]
 	}
 }
@@ -126,7 +126,7 @@ func (r *replica) compactTo(index uint64) bool {
 	r.m.compactedTo = index
 	n := 0
 	for n < len(r.spans) && r.spans[n].last() <= index {
-		unpinSpan(&r.spans[n])
+		r.unpinSpan(&r.spans[n])
 		n++
 	}
 	r.spans = r.spans[n:]
@@ -229,7 +229,29 @@ func unpin(s *segment, n uint32) {
 	}
 }
 
-func unpinSpan(s *span) { unpin(s.seg, s.size) }
+// pinSpan and unpinSpan count a span of the replica.
+func (r *replica) pinSpan(s *span) {
+	if s.isRun() {
+		return
+	}
+	pin(s.seg, s.size)
+	if s.seg.spans == nil {
+		s.seg.spans = make(map[*replica]int)
+	}
+	s.seg.spans[r]++
+}
+
+func (r *replica) unpinSpan(s *span) {
+	if s.isRun() {
+		return
+	}
+	unpin(s.seg, s.size)
+	if n := s.seg.spans[r]; n > 1 {
+		s.seg.spans[r] = n - 1
+	} else {
+		delete(s.seg.spans, r)
+	}
+}
 
 // move makes p the place of a record of n bytes in seg; a nil seg means nowhere.
 func (p *place) move(seg *segment, n uint32) {
@@ -268,7 +290,7 @@ func (r *replica) clearRunsAt() {
 // dropEntries forgets every entry.
 func (r *replica) dropEntries() {
 	for i := range r.spans {
-		unpinSpan(&r.spans[i])
+		r.unpinSpan(&r.spans[i])
 	}
 	r.spans = nil
 	r.clearRunsAt()
