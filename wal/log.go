@@ -42,8 +42,8 @@ type Log struct {
 	batchNumber uint64
 	scratch     []byte
 	rotatedAt   time.Time
-	nextBytes   int64 // size that the next segment is to have
-	busy        bool  // see busyBytesPerSecond
+	nextBytes   int64   // size that the next segment is to have
+	rate        float64 // bytes a second at which the last segment was filled
 
 	mu       sync.Mutex // guards what follows, and every replica and segment
 	replicas map[replicaKey]*replica
@@ -58,6 +58,7 @@ type Log struct {
 
 	prepare  chan prepareOrder
 	prepared chan preparedSegment
+	hurry    chan struct{} // the leader waits for prepared
 	reclaim  chan struct{}
 	stop     chan struct{}  // ends workers
 	workers  sync.WaitGroup // reclaimer and space watch
@@ -87,6 +88,7 @@ func openFS(o Options, fs fileSystem) (*Log, error) {
 		cache:    batchCache{limit: o.CacheBytes, low: 1},
 		prepare:  make(chan prepareOrder, 1),
 		prepared: make(chan preparedSegment, 1),
+		hurry:    make(chan struct{}, 1),
 		reclaim:  make(chan struct{}, 1),
 		stop:     make(chan struct{}),
 		stopMake: make(chan struct{}),
@@ -690,9 +692,6 @@ func (l *Log) Check() error {
 			return err
 		}
 		r.countPins(pins, live)
-		if err := r.checkSpanCounts(l.segments); err != nil {
-			return err
-		}
 	}
 	for _, s := range l.segments {
 		if s.pins != pins[s] || s.live != live[s] {
@@ -701,21 +700,6 @@ func (l *Log) Check() error {
 		}
 		if s.freed && s.pins > 0 {
 			return fmt.Errorf("BUG: wal: segment %d is freed and has %d pins", s.h.seq, s.pins)
-		}
-	}
-	return nil
-}
-
-// checkSpanCounts verifies what the segments know of the replica's spans.
-func (r *replica) checkSpanCounts(segs []*segment) error {
-	n := make(map[*segment]int)
-	for i := range r.spans {
-		n[r.spans[i].seg]++
-	}
-	for _, s := range segs {
-		if s.spans[r] != n[s] {
-			return fmt.Errorf("BUG: wal: segment %d is counted with %d spans of shard %d replica %d, has %d",
-				s.h.seq, s.spans[r], r.key.shardID, r.key.replicaID, n[s])
 		}
 	}
 	return nil

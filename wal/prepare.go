@@ -33,7 +33,8 @@ type spare struct {
 type prepareOrder struct {
 	seq  uint64
 	size int64
-	busy bool // the log is written so fast that the disk has no time for zeros
+	rate float64 // bytes a second at which the last segment was filled; 0 if not known
+	busy bool    // the log is written so fast that the disk has no time for zeros
 }
 
 // preparedSegment is the answer: an empty durable segment under its name.
@@ -64,7 +65,7 @@ func (l *Log) orderNext() {
 		size = max(firstSegmentBytes, min(int64(l.active.h.size), l.o.SegmentBytes))
 		size = min(size, l.o.SegmentBytes)
 	}
-	l.prepare <- prepareOrder{seq: l.active.h.seq + 1, size: size, busy: l.busy}
+	l.prepare <- prepareOrder{seq: l.active.h.seq + 1, size: size, rate: l.rate, busy: l.rate > busyBytesPerSecond}
 }
 
 // prepareLoop makes segments ready ahead of need, so that the leader never waits for zeros to be written.
@@ -76,7 +77,7 @@ func (l *Log) prepareLoop() {
 			return
 		case o := <-l.prepare:
 			s, err := l.prepareSegment(o)
-			if err != nil {
+			if err != nil && !errors.Is(err, errStopped) {
 				l.logger.Warn("cannot prepare the next segment of the Raft log", zap.Error(err))
 			}
 			l.prepared <- preparedSegment{s, err}
@@ -145,10 +146,39 @@ func (l *Log) takeSpare(o prepareOrder) (file, string, int64, error) {
 	if err != nil {
 		return nil, "", 0, fmt.Errorf("wal: create spare: %w", err)
 	}
-	if err := extend(f, o.size, o.busy); err != nil {
+	if err := extend(f, o.size, o.busy, l.pacer(o.rate)); err != nil {
 		return nil, "", 0, errors.Join(fmt.Errorf("wal: extend %s: %w", path, err), f.Close(), l.fs.Remove(path))
 	}
 	return f, path, o.size, nil
+}
+
+const (
+	// fillLead is how much faster than the log a new file is filled, so that it is ready in time.
+	fillLead = 4
+	// minRate is the least rate that is reckoned with: a log that was idle may be busy the next moment.
+	minRate = 8 << 20
+)
+
+// pacer returns a function that waits between the chunks of a new file, so that zeros do not come in one rush
+// between the log's own writes. Nothing waits any more once the leader does. It returns errStopped when the
+// log is closed.
+func (l *Log) pacer(rate float64) func(bytes int64) error {
+	return func(bytes int64) error {
+		wait := time.Duration(0)
+		if rate > 0 {
+			wait = time.Duration(float64(bytes) / (fillLead * max(rate, minRate)) * float64(time.Second))
+		}
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		select {
+		case <-l.stopMake:
+			return errStopped
+		case <-l.hurry:
+			rate = 0
+		case <-t.C:
+		}
+		return nil
+	}
 }
 
 // popSpare takes the newest spare.
@@ -207,7 +237,7 @@ func (l *Log) rotate(need int64) error {
 	l.segments = append(l.segments, next)
 	l.active = next
 	l.nextBytes = l.nextSizeLocked()
-	l.busy = float64(l.segments[len(l.segments)-2].h.size) > busyBytesPerSecond*time.Since(l.rotatedAt).Seconds()
+	l.rate = float64(l.segments[len(l.segments)-2].h.size) / max(time.Since(l.rotatedAt).Seconds(), 1e-6)
 	l.mu.Unlock()
 	l.activeFile = f
 	l.rotatedAt = time.Now()
@@ -232,9 +262,28 @@ func (l *Log) writeLiveSet() error {
 	return err
 }
 
+// awaitPrepared waits for the answer to the last order, and has it hurry.
+func (l *Log) awaitPrepared() preparedSegment {
+	select {
+	case p := <-l.prepared:
+		return p
+	default:
+	}
+	select {
+	case l.hurry <- struct{}{}:
+	default:
+	}
+	p := <-l.prepared
+	select {
+	case <-l.hurry: // nobody took it
+	default:
+	}
+	return p
+}
+
 // takePrepared waits for the next segment. If it is too small, or could not be made, it is made here.
 func (l *Log) takePrepared(need int64) (*segment, error) {
-	p := <-l.prepared
+	p := l.awaitPrepared()
 	if p.err == nil && int64(p.seg.h.size) >= need {
 		return p.seg, nil
 	}

@@ -30,10 +30,9 @@ type segment struct {
 	// Guarded by Log.mu.
 	off    int64 // where the next batch begins; the data's end once sealed
 	sealed bool
-	freed  bool             // a freed record is in the log; the file is about to go
-	pins   int              // how many spans, metas, snapshots, bootstraps and run lists need this segment
-	live   int64            // bytes of the records that they need
-	spans  map[*replica]int // how many spans of each replica lie here; none without any
+	freed  bool  // a freed record is in the log; the file is about to go
+	pins   int   // how many spans, metas, snapshots, bootstraps and run lists need this segment
+	live   int64 // bytes of the records that they need
 	footer footerBuilder
 
 	handle handle
@@ -265,10 +264,15 @@ func alignUp(n, to int64) int64 { return (n + to - 1) / to * to }
 // behind much of it.
 const zeroChunk = 1 << 20
 
-// fillZeros writes size zeros and makes them durable.
-func fillZeros(f file, size int64) error {
+// fillZeros writes size zeros and makes them durable. pause is called between chunks; its error ends it.
+func fillZeros(f file, size int64, pause func(bytes int64) error) error {
 	zeros := make([]byte, min(zeroChunk, size))
 	for off := int64(0); off < size; off += zeroChunk {
+		if off > 0 {
+			if err := pause(zeroChunk); err != nil {
+				return err
+			}
+		}
 		if _, err := f.WriteAt(zeros[:min(zeroChunk, size-off)], off); err != nil {
 			return err
 		}
@@ -282,11 +286,11 @@ func fillZeros(f file, size int64) error {
 // extend makes f size bytes long. A file whose blocks were written before takes an fsync of half the time of one
 // whose blocks are only reserved, so zeros are written, unless the log is so busy that this would
 // take the disk from it; then the log's own first pass over the file does it for the uses that follow.
-func extend(f file, size int64, busy bool) error {
+func extend(f file, size int64, busy bool, pause func(bytes int64) error) error {
 	if busy {
 		if err := f.Allocate(size); !errors.Is(err, errNoAllocate) {
 			return err
 		}
 	}
-	return fillZeros(f, size)
+	return fillZeros(f, size, pause)
 }
