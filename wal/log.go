@@ -692,6 +692,9 @@ func (l *Log) Check() error {
 			return err
 		}
 		r.countPins(pins, live)
+		if err := r.checkSpanCounts(l.segments); err != nil {
+			return err
+		}
 	}
 	for _, s := range l.segments {
 		if s.pins != pins[s] || s.live != live[s] {
@@ -700,6 +703,21 @@ func (l *Log) Check() error {
 		}
 		if s.freed && s.pins > 0 {
 			return fmt.Errorf("BUG: wal: segment %d is freed and has %d pins", s.h.seq, s.pins)
+		}
+	}
+	return nil
+}
+
+// checkSpanCounts verifies what the segments know of the replica's spans.
+func (r *replica) checkSpanCounts(segs []*segment) error {
+	n := make(map[*segment]int)
+	for i := range r.spans {
+		n[r.spans[i].seg]++
+	}
+	for _, s := range segs {
+		if s.spans[r] != n[s] {
+			return fmt.Errorf("BUG: wal: segment %d is counted with %d spans of shard %d replica %d, has %d",
+				s.h.seq, s.spans[r], r.key.shardID, r.key.replicaID, n[s])
 		}
 	}
 	return nil

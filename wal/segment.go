@@ -30,9 +30,10 @@ type segment struct {
 	// Guarded by Log.mu.
 	off    int64 // where the next batch begins; the data's end once sealed
 	sealed bool
-	freed  bool  // a freed record is in the log; the file is about to go
-	pins   int   // how many spans, metas, snapshots, bootstraps and run lists need this segment
-	live   int64 // bytes of the records that they need
+	freed  bool             // a freed record is in the log; the file is about to go
+	pins   int              // how many spans, metas, snapshots, bootstraps and run lists need this segment
+	live   int64            // bytes of the records that they need
+	spans  map[*replica]int // how many spans of each replica lie here; none without any
 	footer footerBuilder
 
 	handle handle
