@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"math/rand"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/lni/dragonboat/v4/raftio"
+	"github.com/lni/dragonboat/v4/raftpb"
 	"github.com/stretchr/testify/require"
 )
 
@@ -19,6 +21,15 @@ func TestPowerLoss(t *testing.T) {
 	for _, seed := range crashSeeds(t) {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) { powerLoss(t, seed) })
 	}
+}
+
+// crashOptions has every other seed copy small records together all the time.
+func crashOptions(seed int64) Options {
+	o := testOptions(1 << 20)
+	if seed%2 == 0 {
+		o.IndexBytes = 1
+	}
+	return o
 }
 
 func crashSeeds(t *testing.T) []int64 {
@@ -59,7 +70,7 @@ func schedule(t *testing.T, seed int64, offAt int, crash *rand.Rand) int {
 	rng := rand.New(rand.NewSource(seed))
 	fs := newCrashFS()
 	fs.offAt = offAt
-	o := testOptions(1 << 20)
+	o := crashOptions(seed)
 	g := newGenerator(rng, 1+rng.Intn(4), []int{20, 400, 20000}[rng.Intn(3)])
 	g.witness = rng.Intn(4) == 0
 	before, after := newMemoryLog(), newMemoryLog()
@@ -151,7 +162,7 @@ func (k *killSchedule) run() error {
 	rng := rand.New(rand.NewSource(k.seed))
 	fs := newCrashFS()
 	fs.offAt, fs.forget = k.killAt, k.forget
-	o := testOptions(1 << 20)
+	o := crashOptions(k.seed)
 	g := newGenerator(rng, 1+rng.Intn(4), []int{20, 400, 20000}[rng.Intn(3)])
 	g.witness = rng.Intn(4) == 0
 	before, after := newMemoryLog(), newMemoryLog()
@@ -212,4 +223,60 @@ func (x op) both(l raftio.ILogDB, before, after *memoryLog) error {
 		return fmt.Errorf("model: %v", err)
 	}
 	return nil
+}
+
+// TestPowerLossWhileRecordsAreJoined turns the power off while small records are copied together: no entry of a save
+// that returned is missing or changed, and after a kill in front of it neither.
+func TestPowerLossWhileRecordsAreJoined(t *testing.T) {
+	step := 3
+	if testing.Short() {
+		step = 29
+	}
+	body := func(shard, index uint64) []byte { return bytes.Repeat([]byte{byte(shard<<7 | index)}, 4000) }
+	joined := 0
+	for at := 300; at <= 700; at += step {
+		fs := newCrashFS()
+		fs.offAt = at
+		o := testOptions(1 << 20)
+		o.IndexBytes = 1
+		l, err := openFS(o, fs)
+		require.NoError(t, err)
+		acked := map[uint64]uint64{}
+		for i := uint64(2); err == nil; i++ {
+			shard, index := i%2, i/2
+			err = l.SaveRaftState([]raftpb.Update{{ShardID: shard, ReplicaID: 1, State: raftpb.State{Term: 1},
+				EntriesToSave: []raftpb.Entry{{Index: index, Term: 1, Cmd: body(shard, index)}}}}, 1)
+			if err == nil {
+				acked[shard] = index
+			}
+		}
+		require.ErrorIs(t, err, errPowerOff)
+		_ = l.Close()
+		if at%2 == 0 {
+			fs = fs.kill(0)
+			l, err = openFS(o, fs)
+			require.NoError(t, err)
+			fs.powerOff()
+			_ = l.Close()
+		}
+		l, err = openFS(o, fs.crash(rand.New(rand.NewSource(int64(at)))))
+		require.NoError(t, err, "power off at call %d", at)
+		require.NoError(t, l.Check())
+		for shard, last := range acked {
+			ents, _, err := l.IterateEntries(nil, 0, shard, 1, 1, last+1, noLimit)
+			require.NoError(t, err)
+			require.Len(t, ents, int(last), "power off at call %d", at)
+			for i := range ents {
+				require.Equal(t, body(shard, uint64(i+1)), ents[i].Cmd)
+			}
+			l.mu.Lock()
+			if len(l.replicas[replicaKey{shard, 1}].spans) < len(ents)-minStretch {
+				joined++
+			}
+			l.mu.Unlock()
+		}
+		require.NoError(t, l.Close())
+	}
+	require.NotZero(t, joined)
+	t.Logf("%d logs with joined records", joined)
 }

@@ -102,6 +102,12 @@ type Options struct {
 	// Defaults to 64 MiB.
 	CacheBytes int64
 
+	// IndexBytes is what the places of entries may take in memory, over all replicas, before small records are copied
+	// together into large ones, of which one takes 40 bytes.
+	//
+	// Defaults to 40 MiB: a million records.
+	IndexBytes int64
+
 	// RewriteBytesPerSecond limits how fast live records of old segments are copied forward so that
 	// their segments can be freed.
 	//
@@ -141,6 +147,9 @@ func (o *Options) EnsureDefaults() {
 	if o.CacheBytes == 0 {
 		o.CacheBytes = 64 << 20
 	}
+	if o.IndexBytes == 0 {
+		o.IndexBytes = 40 << 20
+	}
 	if o.RewriteBytesPerSecond == 0 {
 		o.RewriteBytesPerSecond = 32 << 20
 	}
@@ -167,8 +176,8 @@ func (o *Options) Validate() error {
 	if o.ExecWorkers > 64 {
 		errs = append(errs, fmt.Errorf("wal: ExecWorkers %d is above 64", o.ExecWorkers))
 	}
-	if o.RecycleSegments < 0 || o.CacheBytes < 0 || o.RewriteBytesPerSecond < 0 {
-		errs = append(errs, errors.New("wal: RecycleSegments, CacheBytes and RewriteBytesPerSecond must not be negative"))
+	if o.RecycleSegments < 0 || o.CacheBytes < 0 || o.IndexBytes < 0 || o.RewriteBytesPerSecond < 0 {
+		errs = append(errs, errors.New("wal: RecycleSegments, CacheBytes, IndexBytes and RewriteBytesPerSecond must not be negative"))
 	}
 	return errors.Join(errs...)
 }

@@ -258,7 +258,7 @@ func TestModelWithRestarts(t *testing.T) {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
 			rng := rand.New(rand.NewSource(seed))
 			fs := newCrashFS()
-			o := testOptions(1 << 20)
+			o := crashOptions(seed)
 			l, err := openFS(o, fs)
 			require.NoError(t, err)
 			g := newGenerator(rng, 1+rng.Intn(6), []int{10, 300, 5000}[rng.Intn(3)])

@@ -18,6 +18,7 @@ func (l *Log) wakeReclaim() {
 
 func (l *Log) reclaimLoop() {
 	defer l.workers.Done()
+	c := coalescer{l: l}
 	for {
 		select {
 		case <-l.stop:
@@ -26,7 +27,10 @@ func (l *Log) reclaimLoop() {
 		}
 		for again := true; again; {
 			var err error
-			if again, err = l.reclaimOnce(); err != nil {
+			if again, err = l.reclaimOnce(); err == nil && !again {
+				again, err = c.once()
+			}
+			if err != nil {
 				if !errors.Is(err, errStopped) {
 					// What cannot be read cannot be moved: the log would keep the segment, and all that it
 					// frees depends on, for ever. It is told like a read that dragonboat makes.

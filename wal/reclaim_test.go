@@ -139,6 +139,53 @@ func TestIdleShardDoesNotPinSegments(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
+// What the index takes does not follow the number of saves, and what was copied together is as it was.
+func TestIndexIsBounded(t *testing.T) {
+	fs := newCrashFS()
+	o := testOptions(1 << 20)
+	o.CacheBytes, o.IndexBytes = 1, 500*spanBytes
+	l, err := openFS(o, fs)
+	require.NoError(t, err)
+	const n = 10_000
+	for i := uint64(1); i <= n; i++ {
+		require.NoError(t, l.SaveRaftState([]raftpb.Update{{ShardID: 1 + i%2, ReplicaID: 1, State: raftpb.State{Term: 1, Commit: i / 2},
+			EntriesToSave: []raftpb.Entry{{Index: (i + 1) / 2, Term: 1, Key: i, Cmd: make([]byte, 400)}}}}, 1))
+	}
+	sealed := func() (spans int) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, r := range l.replicas {
+			for i := range r.spans {
+				if r.spans[i].seg.sealed {
+					spans++
+				}
+			}
+		}
+		return spans
+	}
+	require.Eventually(t, func() bool {
+		l.wakeReclaim()
+		return sealed() <= 500
+	}, 20*time.Second, time.Millisecond)
+	for range 2 {
+		require.NoError(t, l.Check())
+		for s := uint64(1); s <= 2; s++ {
+			ents, _, err := l.IterateEntries(nil, 0, s, 1, 1, n/2+1, noLimit)
+			require.NoError(t, err)
+			require.Len(t, ents, n/2)
+			for i := range ents {
+				require.Equal(t, 1+ents[i].Key%2, s)
+				require.Equal(t, uint64(i+1), (ents[i].Key+1)/2)
+			}
+		}
+		require.NoError(t, l.Close())
+		l, err = openFS(o, fs)
+		require.NoError(t, err)
+		require.LessOrEqual(t, sealed(), 500)
+	}
+	require.NoError(t, l.Close())
+}
+
 // Removed replicas leave a tombstone while older segments may hold their records, and nothing after.
 func TestRemovedReplicasGo(t *testing.T) {
 	fs := newCrashFS()
