@@ -293,3 +293,32 @@ func TestDumpAndStats(t *testing.T) {
 	require.NoError(t, rep.Print(&b))
 	require.Contains(t, b.String(), "SNAPSHOT")
 }
+
+// While the index is rebuilt memory holds one segment's items at a time, and no span of what was compacted.
+func TestOpenHoldsOneFooter(t *testing.T) {
+	fs, _, _, _ := sample(t)
+	b := indexBuilder{l: &Log{fs: fs}, replicas: map[replicaKey]*rebuilt{}}
+	var segs []*recovered
+	for _, name := range fs.segmentNames() {
+		seq, ok := parseSegmentName(strings.TrimPrefix(name, "/log/"))
+		require.True(t, ok)
+		s, err := loadSegment(fs, "/log", seq, 0)
+		require.NoError(t, err)
+		require.Nil(t, s.scanned)
+		items, err := s.items(fs)
+		require.NoError(t, err)
+		require.Equal(t, s.sealOK, len(items) > 0)
+		for i := 1; i < len(items); i++ {
+			require.LessOrEqual(t, items[i-1].off, items[i].off)
+		}
+		segs = append(segs, s)
+	}
+	require.NoError(t, b.each(segs, b.place))
+	require.NoError(t, b.readMetas())
+	require.NoError(t, b.each(segs, b.paint))
+	for k, x := range b.replicas {
+		for _, s := range x.r.spans {
+			require.True(t, s.isRun() || s.last() > x.r.m.compactedTo, k)
+		}
+	}
+}

@@ -228,10 +228,31 @@ func (sc *scan) tail(s *segment, data []byte, bad int64, k replicaKey, why strin
 // recovered is one segment file at open.
 type recovered struct {
 	*segment
-	sealOK  bool   // trailer and footer are whole
-	sealWhy string // what is wrong with them otherwise
-	trailer bool   // the trailer page is whole, whatever the footer
-	items   []footerItem
+	sealOK  bool         // trailer and footer are whole
+	sealWhy string       // what is wrong with them otherwise
+	trailer bool         // the trailer page is whole, whatever the footer
+	scanned []footerItem // what reading it through has found; nil for the others, whose footers say it
+}
+
+// items lists what the segment holds, in order. A footer is read each time, so that memory holds one at a time.
+func (r *recovered) items(fs fileSystem) ([]footerItem, error) {
+	items := r.scanned
+	if r.sealOK {
+		f, _, err := r.acquire(fs)
+		if err != nil {
+			return nil, err
+		}
+		defer r.release()
+		sl, whole, why, err := r.readSeal(f)
+		if err == nil && whole {
+			items, err = decodeFooter(sl.footer)
+		}
+		if err != nil || !whole {
+			return nil, errors.Join(err, r.corrupt(int64(r.h.size)-pageBytes, replicaKey{}, "footer: "+why))
+		}
+	}
+	sort.SliceStable(items, func(i, j int) bool { return items[i].off < items[j].off })
+	return items, nil
 }
 
 func pathIn(dir, name string) string { return filepath.Join(dir, name) }
@@ -426,7 +447,7 @@ func (r *recovered) loadFooter(f file) error {
 	if err != nil || !whole {
 		return err
 	}
-	if r.items, err = decodeFooter(sl.footer); err != nil {
+	if _, err := decodeFooter(sl.footer); err != nil {
 		r.sealWhy = fmt.Sprintf("footer at %d: %v", sl.trailer.footerOff, err)
 		return nil
 	}
@@ -497,7 +518,7 @@ func (e *ending) check(segs []*recovered) error {
 	case s.sealOK:
 		e.active, e.sc.tornAt = e.scanned+1, 0
 	default:
-		s.off, s.items = e.sc.end, e.sc.items
+		s.off, s.scanned = e.sc.end, e.sc.items
 		for _, it := range e.sc.items {
 			s.footer.add(it)
 		}
@@ -550,24 +571,31 @@ func (e *ending) splitGarbage(segs []*recovered) (live, garbage []*recovered, er
 
 // buildIndex fills l.replicas from the segments' items.
 func (l *Log) buildIndex(segs []*recovered) error {
-	for _, s := range segs {
-		sort.SliceStable(s.items, func(i, j int) bool { return s.items[i].off < s.items[j].off })
-	}
 	b := indexBuilder{l: l, replicas: make(map[replicaKey]*rebuilt)}
-	for _, s := range segs {
-		for i := range s.items {
-			b.place(s.segment, &s.items[i])
-		}
+	if err := b.each(segs, b.place); err != nil {
+		return err
 	}
 	if err := b.readMetas(); err != nil {
 		return err
 	}
-	for _, s := range segs {
-		for i := range s.items {
-			b.paint(s.segment, &s.items[i])
-		}
+	if err := b.each(segs, b.paint); err != nil {
+		return err
 	}
 	return b.finish()
+}
+
+// each calls f with every item, in the order of the log.
+func (b *indexBuilder) each(segs []*recovered, f func(*segment, *footerItem)) error {
+	for _, s := range segs {
+		items, err := s.items(b.l.fs)
+		if err != nil {
+			return err
+		}
+		for i := range items {
+			f(s.segment, &items[i])
+		}
+	}
+	return nil
 }
 
 // indexBuilder rebuilds the replicas.
@@ -638,7 +666,9 @@ func (b *indexBuilder) paint(s *segment, it *footerItem) {
 	}
 	switch it.typ {
 	case recEntries, recMoved:
-		x.r.paint(span{first: it.first, count: uint32(it.count), off: it.off, size: it.length, seg: s})
+		if it.first+it.count-1 > x.r.m.compactedTo { // what was compacted takes no memory meanwhile
+			x.r.paint(span{first: it.first, count: uint32(it.count), off: it.off, size: it.length, seg: s})
+		}
 	case recRuns, recRunsMoved:
 		for first, n := it.first, it.count; n > 0; {
 			c := min(n, maxSpanCount)

@@ -179,29 +179,33 @@ func verifySegment(fs fileSystem, dir string, seq uint64) (SegmentReport, error)
 	if s.off != sc.end {
 		return rep, s.corrupt(sc.end, replicaKey{}, fmt.Sprintf("batches end here, the trailer says at %d", s.off))
 	}
-	return rep, s.compareFooter(sc.items)
+	listed, err := s.items(fs)
+	if err != nil {
+		return rep, err
+	}
+	return rep, s.compareFooter(listed, sc.items)
 }
 
 // compareFooter compares the footer with what the records give.
-func (r *recovered) compareFooter(items []footerItem) error {
+func (r *recovered) compareFooter(listed, records []footerItem) error {
 	var b footerBuilder
-	for _, it := range items {
+	for _, it := range records {
 		b.add(it)
 	}
 	want, err := decodeFooter(b.encode())
 	if err != nil {
 		return err
 	}
-	for _, l := range [...][]footerItem{want, r.items} {
+	for _, l := range [...][]footerItem{want, listed} {
 		sort.Slice(l, func(i, j int) bool {
 			return l[i].off < l[j].off || l[i].off == l[j].off && l[i].first < l[j].first
 		})
 	}
-	if len(want) != len(r.items) {
-		return r.corrupt(r.off, replicaKey{}, fmt.Sprintf("footer lists %d records, the segment has %d", len(r.items), len(want)))
+	if len(want) != len(listed) {
+		return r.corrupt(r.off, replicaKey{}, fmt.Sprintf("footer lists %d records, the segment has %d", len(listed), len(want)))
 	}
 	for i := range want {
-		if want[i] != r.items[i] {
+		if want[i] != listed[i] {
 			return r.corrupt(int64(want[i].off), replicaKey{want[i].shardID, want[i].replicaID}, "footer and record differ")
 		}
 	}
