@@ -804,7 +804,7 @@ func (l *Log) adopt(live, garbage, all []*recovered, e *ending) error {
 	if err := l.settle(all[e.scanned], e); err != nil {
 		return err
 	}
-	if err := l.openActive(all[e.active].trailer); err != nil {
+	if err := l.openActive(true); err != nil {
 		return err
 	}
 	if err := l.fs.SyncDir(l.o.Dir); err != nil {
@@ -855,8 +855,8 @@ func (l *Log) settle(s *recovered, e *ending) error {
 	return nil
 }
 
-// openActive opens the active segment for writing. If an unfinished seal left a trailer, it is wiped
-// first: what is appended from now on would lie behind the end that it says.
+// openActive opens the active segment for writing. At a recovery its trailer page is wiped first: an unfinished seal may
+// have left one, on the disk if not in what was read, and what is appended from now on would lie behind the end that it says.
 func (l *Log) openActive(wipeTrailer bool) error {
 	f, _, err := l.active.acquire(l.fs)
 	if err != nil {
