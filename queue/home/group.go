@@ -61,8 +61,12 @@ func (g *group) pump() {
 	g.dismissShort()
 	now, stamp := g.k.o.Boot(), g.k.o.Stamp()
 	if l := g.led; l != nil {
-		if err := l.tidy(now, stamp); err != nil {
+		looked, err := l.tidy(now, stamp)
+		if err != nil {
 			g.fault(err)
+		}
+		if looked && g.waiters.n > 0 {
+			again = now // the waiters were served before it
 		}
 		l.runOut(now, stamp)
 		g.flush(l, now, stamp)

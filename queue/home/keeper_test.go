@@ -276,7 +276,7 @@ func TestB01LateAckIsHonoured(t *testing.T) {
 		pass(1500 * time.Millisecond)
 		require.Equal(t, []code.Code{code.OK}, ack(t, k, first))
 		second := get(t, k, lease)[0].Receipt
-		r.delay = time.Second // the recording takes that long
+		r.setDelay(time.Second) // the recording takes that long
 		pass(1200 * time.Millisecond)
 		require.Equal(t, []code.Code{code.OK}, ack(t, k, second))
 		require.Empty(t, get(t, k, ReceiveRequest{Wait: 5 * time.Second}))

@@ -94,7 +94,8 @@ func (w *ledgerWorld) commit(cmd queue.Command) queue.Result {
 
 // pump is what a keeper does after every change.
 func (w *ledgerWorld) pump() {
-	require.NoError(w.t, w.led.tidy(w.now, w.stamp()))
+	_, err := w.led.tidy(w.now, w.stamp())
+	require.NoError(w.t, err)
 	w.led.runOut(w.now, w.stamp())
 	for b := w.led.next(w.now, w.stamp()); b != nil; b = w.led.next(w.now, w.stamp()) {
 		w.net = append(w.net, b)

@@ -117,7 +117,7 @@ func TestAckBatching(t *testing.T) {
 		r.create("g", a, queue.GroupConfig{})
 		r.send(100)
 		ds := get(t, k, ReceiveRequest{Max: 100})
-		r.delay = time.Second
+		r.setDelay(time.Second)
 		begun := r.boot()
 		at := func() []time.Duration { return a.times() }
 		var late []<-chan []ItemResult
@@ -138,7 +138,7 @@ func TestAckBatching(t *testing.T) {
 		require.Len(t, at(), 2)
 		ackOne(33)
 		require.Len(t, at(), 3, "never more than 32")
-		require.Equal(t, []queue.AddressRange{{First: 3, Last: 34}}, a.seen[2].(*queue.Ack).Ranges)
+		require.Equal(t, []queue.AddressRange{{First: 3, Last: 34}}, a.commands()[2].(*queue.Ack).Ranges)
 		for _, ch := range late {
 			require.Equal(t, code.OK, (<-ch)[0].Code)
 		}
@@ -187,7 +187,7 @@ func TestExtendAndRelease(t *testing.T) {
 			require.Equal(t, []code.Code{code.OK}, codes(t)(k.Extend(within(time.Second), "g", []ExtendItem{{Receipt: d.Receipt, Lease: 2 * time.Second}})))
 		}
 		require.Equal(t, []code.Code{code.OK}, codes(t)(k.Release(within(time.Second), "g", []string{d.Receipt})))
-		require.Empty(t, a.seen, "a lease that was never recorded is released in the ledger alone")
+		require.Empty(t, a.commands(), "a lease that was never recorded is released in the ledger alone")
 		again := get(t, k, ReceiveRequest{})[0]
 		require.EqualValues(t, 1, again.Attempt)
 		require.Equal(t, d.FirstDelivered, again.FirstDelivered)

@@ -107,7 +107,7 @@ func (p *fakeReplica) propose(ctx context.Context, cmd queue.Command) (queue.Res
 	if p.fate != nil {
 		f = p.fate(cmd)
 	}
-	cut := p.cut || p.raft.noQuorum
+	cut, delay := p.cut || p.raft.noQuorum, p.raft.delay
 	p.raft.mu.Unlock()
 	maybe := code.Maybe(code.QuorumLost, context.DeadlineExceeded, "no answer")
 	switch {
@@ -120,7 +120,7 @@ func (p *fakeReplica) propose(ctx context.Context, cmd queue.Command) (queue.Res
 		return queue.Result{}, maybe
 	}
 	select {
-	case <-time.After(p.raft.delay):
+	case <-time.After(delay):
 	case <-ctx.Done():
 		return queue.Result{}, maybe
 	}
@@ -188,10 +188,24 @@ func (p *fakeReplica) setCut(on bool) {
 	p.cut = on
 }
 
+// setDelay sets how long a proposal takes to commit.
+func (r *fakeRaft) setDelay(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.delay = d
+}
+
 func (p *fakeReplica) setFate(f func(queue.Command) fate) {
 	p.raft.mu.Lock()
 	defer p.raft.mu.Unlock()
 	p.fate = f
+}
+
+// commands lists what was proposed here.
+func (p *fakeReplica) commands() []queue.Command {
+	p.raft.mu.Lock()
+	defer p.raft.mu.Unlock()
+	return slices.Clone(p.seen)
 }
 
 // times lists when commands were proposed here.

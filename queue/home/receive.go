@@ -177,7 +177,13 @@ func (g *group) park(w *waiter, wait time.Duration) {
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !w.finished {
+	switch {
+	case w.finished:
+	case g.k.ctx.Err() != nil: // before shut came to this group
+		g.waiters.remove(w)
+		w.finish(nil, code.New(code.ShuttingDown, ""))
+		g.note()
+	default:
 		g.dismiss(w)
 	}
 }

@@ -206,19 +206,21 @@ func (l *Ledger) takeDue(a queue.Address, now time.Duration, stamp queue.Stamp) 
 }
 
 // tidy compares some of what is tracked with the state after messages were finished or moved out of order:
-// purged, cancelled, rescheduled. Without it a purged head would block its key until its due time.
-func (l *Ledger) tidy(now time.Duration, stamp queue.Stamp) error {
+// purged, cancelled, rescheduled. Without it a purged head would block its key until its due time. It says whether it
+// looked at anything: then something may be ready that was not.
+func (l *Ledger) tidy(now time.Duration, stamp queue.Stamp) (looked bool, err error) {
 	l.planRecheck(now, stamp)
+	looked = len(l.recheck) > 0
 	for n := min(len(l.recheck), recheckChunk); n > 0; n-- {
 		a := l.recheck[len(l.recheck)-1]
 		l.recheck = l.recheck[:len(l.recheck)-1]
 		if e := l.tracked[a]; e != nil && e.resolved() {
 			if err := l.recheckOne(e, stamp); err != nil {
-				return err
+				return looked, err
 			}
 		}
 	}
-	return nil
+	return looked, nil
 }
 
 // planRecheck lists what is to be compared, at a bounded rate: everything after a disorder, delayed heads of keys

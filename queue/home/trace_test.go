@@ -47,8 +47,8 @@ func TestTraceTimedOutCommandCountsAsResolved(t *testing.T) {
 		next := get(t, k, ReceiveRequest{Wait: 20 * time.Second})
 		require.Equal(t, []int{1}, bodies(next))
 		require.EqualValues(t, 2, next[0].Attempt)
-		first := a.seen[0]
-		for _, c := range a.seen[1:] {
+		first := a.commands()[0]
+		for _, c := range a.commands()[1:] {
 			require.Same(t, first, c, "the same bytes are proposed again")
 		}
 	})
@@ -74,7 +74,7 @@ func TestTraceClaimBesideAnUnresolvedAck(t *testing.T) {
 		require.Equal(t, []code.Code{code.Skipped}, codes(t)(k.Reject(within(time.Second), "g", []RejectItem{{Receipt: d.Receipt}})))
 		require.Equal(t, []code.Code{code.Skipped}, codes(t)(k.Extend(within(time.Second), "g", []ExtendItem{{Receipt: d.Receipt}})))
 		require.Empty(t, get(t, k, ReceiveRequest{Wait: 5 * time.Second}), "the lease ran out beside an unresolved ack")
-		for _, c := range a.seen {
+		for _, c := range a.commands() {
 			require.True(t, isAck(c), "%T beside an unresolved ack", c)
 		}
 		a.setFate(nil)
@@ -98,13 +98,13 @@ func TestTraceEntriesMatchedOnRoundAndAttempts(t *testing.T) {
 			return fateCommit
 		})
 		require.Equal(t, []code.Code{code.OK}, codes(t)(k.Nack(within(5*time.Second), "g", []NackItem{{Receipt: d.Receipt}})))
-		require.Len(t, a.seen, 2)
+		require.Len(t, a.commands(), 2)
 		st, _, _, _ := a.state.RetryOf(id, 1)
 		require.EqualValues(t, 1, st.Change, "the second copy is skipped")
 		require.EqualValues(t, 1, st.Attempts)
 		next := get(t, k, ReceiveRequest{Wait: 5 * time.Second})
 		require.EqualValues(t, 2, next[0].Attempt, "and the home knows that the first was its own")
-		r.must(a.seen[0]) // and later once more
+		r.must(a.commands()[0]) // and later once more
 		st, _, _, _ = a.state.RetryOf(id, 1)
 		require.EqualValues(t, 1, st.Change)
 		require.Equal(t, []code.Code{code.OK}, ack(t, k, next[0].Receipt))
@@ -130,7 +130,7 @@ func TestTraceReleaseInTheLedgerOnly(t *testing.T) {
 		require.Empty(t, get(t, k, ReceiveRequest{Wait: 5 * time.Second}), "the recorded lease is honoured")
 		text := k.receipts.Encode(Receipt{Shard: 7, Group: id, Lease: name, Address: 1})
 		require.Equal(t, []code.Code{code.OK}, codes(t)(k.Release(within(time.Second), "g", []string{text})))
-		require.True(t, isExpire(a.seen[len(a.seen)-1]), "a recorded lease is released by a command")
+		require.True(t, isExpire(a.commands()[len(a.commands())-1]), "a recorded lease is released by a command")
 		_, _, has, _ := a.state.RetryOf(id, 1)
 		require.False(t, has)
 		ds := get(t, k, ReceiveRequest{})
@@ -234,7 +234,7 @@ func TestTraceNoGroupID(t *testing.T) {
 		r.must(&queue.Group{Stamp: r.stamp(), Op: queue.GroupDelete, ID: id})
 		next := serving(t, r, queue.GroupConfig{}, 0)
 		require.Equal(t, code.UnknownGroup, (<-late)[0].Code)
-		<-r.commit(a.seen[0], a) // the old ack, at last
+		<-r.commit(a.commands()[0], a) // the old ack, at last
 		done, _ := a.state.Finished(next, 1)
 		require.False(t, done)
 		a.setFate(nil)
@@ -259,7 +259,7 @@ func TestTraceNoEpochCheck(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, code.StaleOwner, (<-late)[0].Code, "decided: no copy of it applies any more")
 		atB := get(t, kb, ReceiveRequest{Max: 2, Wait: 5 * time.Second})
-		require.Equal(t, code.StaleOwner, (<-r.commit(a.seen[0], b)).Code)
+		require.Equal(t, code.StaleOwner, (<-r.commit(a.commands()[0], b)).Code)
 		require.Equal(t, []code.Code{code.OK, code.OK}, ack(t, kb, receipts(atB...)...))
 	})
 }
