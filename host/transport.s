@@ -1,1 +1,0 @@
-// Empty: it lets the compiler accept the body-less function in transport.go.
