@@ -144,11 +144,12 @@ func TestLeaseUnderHandler(t *testing.T) {
 	_, err := c.Publish(ctx, "q", bodies(1)...)
 	require.NoError(t, err)
 	ended := make(chan struct{})
+	var once sync.Once
 	done := make(chan error, 1)
 	go func() {
 		done <- c.Consume(ctx, "q", "g", func(hctx context.Context, d *client.Delivery) error {
 			<-hctx.Done()
-			close(ended)
+			once.Do(func() { close(ended) }) // the message comes again until the consumer stops
 			return hctx.Err()
 		}, client.ConsumeOptions{})
 	}()
