@@ -196,10 +196,15 @@ func (h *RaftHost) AwaitCopies(ctx context.Context, shard uint64, index queue.In
 		return 2
 	}
 	_, term := h.ownLeader(shard)
+	return h.awaitCopies(ctx, shard, term, uint64(index))
+}
+
+// awaitCopies is AwaitCopies for an entry that a leader of a term sent.
+func (h *RaftHost) awaitCopies(ctx context.Context, shard, term, index uint64) int {
 	began := time.Now()
 	var timer *time.Timer
 	for {
-		have, may, changed := h.copies.look(shard, term, uint64(index))
+		have, may, changed := h.copies.look(shard, term, index)
 		if have > 0 {
 			return 2
 		}
@@ -213,7 +218,7 @@ func (h *RaftHost) AwaitCopies(ctx context.Context, shard uint64, index queue.In
 		select {
 		case <-changed:
 		case <-timer.C:
-			h.copies.late(shard, term, uint64(index), began)
+			h.copies.late(shard, term, index, began)
 			timer.Reset(copyTimeout / 3)
 		case <-ctx.Done():
 			return 1

@@ -255,7 +255,7 @@ func (h *RaftHost) nodeHostConfig(dir string) (config.NodeHostConfig, error) {
 		SystemEventListener: &systemEvents{h},
 		MaxSendQueueSize:    64 << 20,
 		MaxReceiveQueueSize: 64 << 20,
-		Expert:              config.ExpertConfig{NodeRegistryFactory: h.registry.Factory()},
+		Expert:              config.ExpertConfig{NodeRegistryFactory: h.registry.Factory(), TransportFactory: &transports{h}},
 	}
 	err := wal.Configure(&nhc, wal.Options{
 		Dir:               filepath.Join(h.cfg.DataDir, walDir),

@@ -1,0 +1,210 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	_ "unsafe" // for go:linkname
+
+	"github.com/lni/dragonboat/v4/config"
+	"github.com/lni/dragonboat/v4/raftio"
+	"github.com/lni/dragonboat/v4/raftpb"
+
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/queue"
+)
+
+// transports makes the engine's own TCP transport, with one rule added: a witness is not told of entries before the
+// other full replica, as long as that one is in sync.
+//
+// In a shard of two full replicas and a witness, the leader and the witness are a majority, and the witness, whose
+// entries are tiny, is usually the faster one. If the leader is then lost, the witness rightly refuses its vote to the
+// other full replica, which lacks what the two had committed: the shard stands still until the leader is back. With
+// the rule, what the witness has is on both full replicas' disks, so either can lead without the other. When the other
+// full replica is out of sync (its connection broke, or it made no progress for copyTimeout), the witness is told at
+// once, and the shard goes on with leader and witness.
+//
+// Raft allows any message to be late, so holding one back changes nothing that it relies on.
+type transports struct{ h *RaftHost }
+
+//go:linkname newTCPTransport github.com/lni/dragonboat/v4/internal/transport.NewTCPTransport
+func newTCPTransport(nhc config.NodeHostConfig, requests raftio.MessageHandler, chunks raftio.ChunkHandler) raftio.ITransport
+
+// Create implements config.TransportFactory.
+func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHandler, chunks raftio.ChunkHandler) raftio.ITransport {
+	return &holdingTransport{ITransport: newTCPTransport(nhc, requests, chunks), h: t.h}
+}
+
+// Validate implements config.TransportFactory.
+func (t *transports) Validate(address string) bool { return checkAddress(0, "Raft", address) == nil }
+
+type holdingTransport struct {
+	raftio.ITransport
+	h *RaftHost
+}
+
+// GetConnection implements raftio.ITransport.
+func (t *holdingTransport) GetConnection(ctx context.Context, target string) (raftio.IConnection, error) {
+	conn, err := t.ITransport.GetConnection(ctx, target)
+	if err != nil {
+		return nil, err
+	}
+	return newHoldingConn(t.h, conn), nil
+}
+
+func newHoldingConn(h *RaftHost, conn raftio.IConnection) *holdingConn {
+	c := &holdingConn{h: h, conn: conn, held: make(map[uint64][]raftpb.Message)}
+	c.ctx, c.cancel = context.WithCancel(h.ctx)
+	return c
+}
+
+// maxHeld bounds the messages that are held for one shard; beyond it they are dropped, and Raft sends again.
+const maxHeld = 4096
+
+var errConnClosed = errors.New("the connection is closed")
+
+// holdingConn is one connection. The engine uses it from one goroutine; what was held is sent from others, which end
+// with Close.
+type holdingConn struct {
+	h      *RaftHost
+	ctx    context.Context
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	sendMu sync.Mutex // held while something is sent
+	conn   raftio.IConnection
+	closed bool
+
+	mu   sync.Mutex
+	held map[uint64][]raftpb.Message // by shard, in order; a key means that a goroutine waits for its first
+	like raftpb.MessageBatch         // what batches of this host look like, without messages
+}
+
+// Close implements raftio.IConnection.
+func (c *holdingConn) Close() {
+	c.cancel()
+	c.sendMu.Lock()
+	c.closed = true
+	c.conn.Close()
+	c.sendMu.Unlock()
+	c.tasks.Wait()
+}
+
+// SendMessageBatch implements raftio.IConnection.
+func (c *holdingConn) SendMessageBatch(batch raftpb.MessageBatch) error {
+	if rest, some := c.hold(batch); some {
+		if len(rest) == 0 {
+			return nil
+		}
+		batch.Requests = rest
+	}
+	return c.send(batch)
+}
+
+func (c *holdingConn) send(batch raftpb.MessageBatch) error {
+	c.sendMu.Lock()
+	defer c.sendMu.Unlock()
+	if c.closed {
+		return errConnClosed
+	}
+	return c.conn.SendMessageBatch(batch)
+}
+
+// hold keeps the messages back that must wait, and returns the others; some says whether it kept any.
+func (c *holdingConn) hold(batch raftpb.MessageBatch) (rest []raftpb.Message, some bool) {
+	for i := range batch.Requests {
+		m := &batch.Requests[i]
+		if m.Type != raftpb.Replicate || !c.h.toWitness(m) || !c.keep(m, batch) {
+			if some {
+				rest = append(rest, *m)
+			}
+			continue
+		}
+		if !some {
+			rest, some = append(make([]raftpb.Message, 0, len(batch.Requests)), batch.Requests[:i]...), true
+		}
+	}
+	return rest, some
+}
+
+// toWitness says whether a message goes to a witness of a queue's shard.
+func (h *RaftHost) toWitness(m *raftpb.Message) bool {
+	if m.ShardID == catalog.ShardID {
+		return false
+	}
+	p, ok := h.placement(m.ShardID)
+	if !ok {
+		return false
+	}
+	r, ok := p.Replica(queue.ReplicaID(m.To))
+	return ok && r.Birth == catalog.BirthWitness
+}
+
+// lastOf is the index of a message's last entry.
+func lastOf(m *raftpb.Message) uint64 { return m.LogIndex + uint64(len(m.Entries)) }
+
+// keep holds a message unless nothing waits before it and the other full replica has its entries, or is out of sync.
+func (c *holdingConn) keep(m *raftpb.Message, batch raftpb.MessageBatch) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	queued, waits := c.held[m.ShardID]
+	if !waits && !c.h.copies.pending(m.ShardID, m.Term, lastOf(m)) {
+		return false
+	}
+	if len(queued) >= maxHeld {
+		return true // dropped
+	}
+	kept := *m
+	kept.Entries = slices.Clone(m.Entries)
+	c.held[m.ShardID] = append(queued, kept)
+	c.like = raftpb.MessageBatch{DeploymentId: batch.DeploymentId, SourceAddress: batch.SourceAddress, BinVer: batch.BinVer}
+	if !waits {
+		c.tasks.Go(func() { c.release(c.ctx, kept.ShardID) })
+	}
+	return true
+}
+
+// release sends what is held for a shard, in order, as the other full replica gets it.
+func (c *holdingConn) release(ctx context.Context, shard uint64) {
+	for {
+		c.mu.Lock()
+		queued := c.held[shard]
+		if len(queued) == 0 {
+			delete(c.held, shard)
+			c.mu.Unlock()
+			return
+		}
+		first := queued[0]
+		c.mu.Unlock()
+		c.h.awaitCopies(ctx, shard, first.Term, lastOf(&first))
+		batch := c.take(shard)
+		if err := c.send(batch); err != nil || ctx.Err() != nil {
+			c.mu.Lock()
+			delete(c.held, shard)
+			c.mu.Unlock()
+			return
+		}
+	}
+}
+
+// take removes the first message and those behind it that need not wait either.
+func (c *holdingConn) take(shard uint64) raftpb.MessageBatch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	queued := c.held[shard]
+	n := 1
+	for n < len(queued) && !c.h.copies.pending(shard, queued[n].Term, lastOf(&queued[n])) {
+		n++
+	}
+	batch := c.like
+	batch.Requests = slices.Clone(queued[:n])
+	c.held[shard] = append(queued[:0:0], queued[n:]...)
+	return batch
+}
+
+// pending says whether an index is on no other full replica's disk yet, and may be soon: one is in sync.
+func (c *copies) pending(shard, term, index uint64) bool {
+	have, may, _ := c.look(shard, term, index)
+	return have == 0 && may > 0
+}

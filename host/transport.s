@@ -1,0 +1,1 @@
+// Empty: it lets the compiler accept the body-less function in transport.go.
