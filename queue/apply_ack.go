@@ -10,6 +10,7 @@ import (
 // Refused as a whole: what Validate refuses; UnknownGroup; StaleOwner, with home and epoch, unless the epoch equals
 // the group's. Per address: AckDone, AckAlready, AckUnknown (not the group's), AckDead (a dead letter whose export
 // has begun; an ack of any other dead letter removes it: acked wins).
+// It counts as purged; before format level 3 as acked.
 //
 // Version 1: as above.
 func (t *tx) ack(c *Ack, r *Result) {
@@ -84,10 +85,21 @@ func (f *finisher) ack(a Address) AckState {
 		if d.ExportState >= ExportExporting {
 			return AckDead
 		}
+		f.countPurge()
+	} else {
+		f.g.c.Acked++
 	}
-	f.g.c.Acked++
 	f.finish(a)
 	return AckDone
+}
+
+// countPurge counts a dead letter that was removed: nobody has acked it. Before format level 3 it counted as acked.
+func (f *finisher) countPurge() {
+	if f.t.meta.FormatLevel >= levelPurgedDead {
+		f.g.c.Purged++
+	} else {
+		f.g.c.Acked++
+	}
 }
 
 // finish finishes an owned, unfinished address and removes what the group keeps about it; the caller has counted it.
@@ -111,6 +123,7 @@ func (f *finisher) forget(a Address) {
 		c.Leased--
 	}
 	if f.dead.has(a) {
+		t.dropExportAt(f.g, a, f.dead.value())
 		t.b.Delete(appendGroupAddressKey(t.key[:0], kindDead, id, a))
 		c.Dead--
 	}

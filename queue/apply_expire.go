@@ -16,7 +16,7 @@ const maxRewriteBytes = 1 << 20
 //	release  not dead           attempts stay; not-before as given; drops the recorded lease
 //	claim    not dead           attempts + 1; drops the recorded lease; the claim generation moves by one per command
 //	redrive  dead, not exporting  attempts 0, round + 1
-//	export   dead               pending -> exporting (target), exporting (same target) -> done: finished, exported
+//	export   dead               moves it along its export: see expirer.export
 //
 // A dead entry is also skipped, with the stored change number unchanged, when the messages that the command parked
 // before it exceed maxRewriteBytes: propose it again.
@@ -188,12 +188,6 @@ func (x *expirer) die(c *ExpireEntry, e *entryState) bool {
 	return true
 }
 
-// number gives a dead letter the group's next export number.
-func (x *expirer) number(d *DeadLetter) {
-	x.g.exported++
-	d.ExportNumber, d.ExportState = x.g.exported, ExportPending
-}
-
 func (x *expirer) putDeadLetter(e *entryState) {
 	e.dead.Change++
 	x.b.Set(appendGroupAddressKey(x.key[:0], kindDead, x.g.id, e.dead.Address), putDead(x.val[:0], &e.dead))
@@ -204,6 +198,7 @@ func (x *expirer) redrive(c *ExpireEntry, e *entryState) bool {
 	if d.ExportState >= ExportExporting {
 		return false
 	}
+	x.dropExport(x.g, d)
 	x.b.Delete(appendGroupAddressKey(x.key[:0], kindDead, x.g.id, c.Address))
 	e.isDead = false
 	e.retry = retryValue{RetryState: RetryState{Change: d.Change + 1, Round: d.Round + 1, NotBefore: c.NotBefore}}
@@ -214,37 +209,6 @@ func (x *expirer) redrive(c *ExpireEntry, e *entryState) bool {
 	x.g.c.Redriven++
 	x.event.Redrive = true
 	return true
-}
-
-func (x *expirer) export(c *ExpireEntry, e *entryState) bool {
-	d := &e.dead
-	switch {
-	case c.ExportState == ExportExporting && d.ExportState <= ExportPending:
-		if d.ExportState == ExportNone { // it died before the group had a dead-letter queue
-			x.number(d)
-		}
-		d.ExportState, d.Target = ExportExporting, c.Target
-		x.putDeadLetter(e)
-	case c.ExportState == ExportDone && d.ExportState == ExportExporting && d.Target == c.Target:
-		x.finished(c.Address, e)
-	default:
-		return false
-	}
-	return true
-}
-
-// finished takes an exported dead letter away.
-func (x *expirer) finished(a Address, e *entryState) {
-	x.b.Delete(appendGroupAddressKey(x.key[:0], kindDead, x.g.id, a))
-	x.g.c.Dead--
-	x.g.c.Exported++
-	x.finish(x.g, a)
-	if v, ok, err := x.r.Get(appendKey1(x.key[:0], kindParked, uint64(a))); ok {
-		x.releaseParked(a, v)
-	} else {
-		check(err)
-	}
-	*e = entryState{finished: true} // nothing is stored any more, and later entries of the command are told so
 }
 
 // park moves a message out of the way of the reclaim line, with a flag that says why. It returns false when the

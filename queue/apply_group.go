@@ -93,7 +93,7 @@ func (t *tx) deleteGroup(g *group) {
 
 // clearGroup removes everything that a group keeps about messages.
 func (t *tx) clearGroup(id GroupID) {
-	for _, kind := range [...]byte{kindDone, kindRetry, kindLease, kindDead} {
+	for _, kind := range [...]byte{kindDone, kindRetry, kindLease, kindDead, kindExport} {
 		t.b.DeleteRange(appendKey1(nil, kind, uint64(id)), appendKey1(nil, kind, uint64(id)+1))
 	}
 }
@@ -101,6 +101,7 @@ func (t *tx) clearGroup(id GroupID) {
 func (t *tx) resetGroup(g *group, at Start) {
 	t.clearGroup(g.id)
 	g.done = &rangeSet{id: g.id, writes: g.done.writes + 1}
+	g.exports = 0
 	g.c = GroupCounters{Retries: g.c.Retries, Redriven: g.c.Redriven, DeadTotal: g.c.DeadTotal}
 	g.epoch++
 	t.begins(g, t.startOf(at))

@@ -453,8 +453,7 @@ func (t *tx) cancel(a Address, h *messageHead) {
 		}
 		g = t.edit(id)
 		if t.isDead(id, a) { // rejected before its time
-			t.b.Delete(appendGroupAddressKey(t.key[:0], kindDead, id, a))
-			g.c.Dead--
+			t.dropDead(g, a)
 		}
 		t.finishFor(g, a)
 		g.c.Cancelled++

@@ -135,15 +135,19 @@ func (c *checker) counters() (err error) {
 func (c *checker) groupOf(g *group) (err error) {
 	defer recoverFault(&err)
 	var kept GroupCounters
-	dead := make(map[Address]bool)
+	dead, numbered := make(map[Address]bool), make(map[uint64]Address)
 	perGroup := func(kind byte, f func(a Address, value []byte)) {
 		eachKey(c.snap, appendKey1(nil, kind, uint64(g.id)), appendKey1(nil, kind, uint64(g.id)+1), func(key, value []byte) { f(Address(lastU64(key)), value) })
 	}
 	finished := c.finishedBy(g)
 	perGroup(kindDead, func(a Address, value []byte) {
-		_, err := readDead(a, value)
+		d, err := readDead(a, value)
 		check(err)
 		dead[a] = true
+		if d.ExportNumber != 0 {
+			numbered[d.ExportNumber] = a
+		}
+		invariant(9, (d.ExportNumber != 0) == (d.ExportState != ExportNone) && d.ExportNumber <= g.exported, "dead letter %s is %d with export number %d of %d", a, d.ExportState, d.ExportNumber, g.exported)
 		kept.Dead++
 		invariant(5, g.owns(a, c.meta.Last) && !finished(a), "dead letter %s is finished", a)
 	})
@@ -169,8 +173,21 @@ func (c *checker) groupOf(g *group) (err error) {
 	}
 	invariant(5, g.c.Dead == kept.Dead && g.c.Retrying == kept.Retrying && g.c.Leased == kept.Leased && g.unfinished(&c.meta) == open,
 		"counters %+v with %d unfinished, walked %+v with %d", g.c, g.unfinished(&c.meta), kept, open)
+	c.exportsOf(g, numbered)
 	c.lanesOf(g, finished)
 	return nil
+}
+
+// exportsOf checks the index by export number against the numbered dead letters.
+func (c *checker) exportsOf(g *group, numbered map[uint64]Address) {
+	invariant(9, uint64(len(numbered)) == g.exports, "%d numbered dead letters, %d counted", len(numbered), g.exports)
+	eachKey(c.snap, appendKey1(nil, kindExport, uint64(g.id)), appendKey1(nil, kindExport, uint64(g.id)+1), func(key, value []byte) {
+		a, err := decodeExport(value)
+		check(err)
+		invariant(9, numbered[lastU64(key)] == a, "export number %d stands for %s, the dead letter says %s", lastU64(key), a, numbered[lastU64(key)])
+		delete(numbered, lastU64(key))
+	})
+	invariant(9, len(numbered) == 0, "%d numbered dead letters are not in the index", len(numbered))
 }
 
 // finishedBy reads all ranges of a group and of what is gone.

@@ -461,7 +461,7 @@ func TestValidate(t *testing.T) {
 		{"expire address", &Expire{Group: 1, Entries: []ExpireEntry{{Kind: ExpireDead}}}, code.InvalidArgument, "Address is 0"},
 		{"expire reason", &Expire{Group: 1, Entries: []ExpireEntry{{Kind: ExpireDead, Address: 1, Reason: string(big(256))}}}, code.InvalidArgument, "Reason has 256"},
 		{"expire consumer", &Expire{Group: 1, Entries: []ExpireEntry{{Kind: ExpireLease, Address: 1, Consumer: string(big(81))}}}, code.InvalidArgument, "Consumer has 81"},
-		{"export state", &Expire{Group: 1, Entries: []ExpireEntry{{Kind: ExpireExport, Address: 1}}}, code.InvalidArgument, "ExportState 0"},
+		{"export state", &Expire{Group: 1, Entries: []ExpireEntry{{Kind: ExpireExport, Address: 1, ExportState: ExportDone + 1}}}, code.InvalidArgument, "ExportState 4"},
 		{"home", &Home{Group: 1}, code.InvalidArgument, "NewHome"},
 		{"retention addresses", &Retention{Park: []Address{0}}, code.InvalidArgument, "[0]: Park"},
 		{"retention count", &Retention{Park: make([]Address, 600), Reclaim: make([]Address, 600)}, code.BatchTooLarge, "1200"},

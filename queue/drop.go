@@ -32,6 +32,7 @@ func (t *tx) dropFor(id GroupID, to Address, purge bool) {
 	}
 	g := t.edit(id)
 	dropped := t.unfinishedUpTo(g, to)
+	t.dropExportsTo(g, to)
 	c := &g.c
 	for _, x := range [...]struct {
 		kind byte

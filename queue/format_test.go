@@ -48,6 +48,7 @@ func storedValues(t testing.TB) map[string][]byte {
 		"op":            op.encode(nil),
 		"count":         count.encode(nil),
 		"done":          encodeDone(nil, 640),
+		"export":        encodeExport(nil, 300),
 	}
 }
 
@@ -109,6 +110,9 @@ func decodeStored(kind string, b []byte) ([]byte, error) {
 	case "done":
 		v, err := decodeDone(b)
 		return encodeDone(nil, v), err
+	case "export":
+		v, err := decodeExport(b)
+		return encodeExport(nil, v), err
 	}
 	panic("BUG: no decoder for " + kind)
 }
@@ -225,6 +229,8 @@ func keysInOrder() [][]byte {
 		appendKey1(nil, kindOp, 81),
 		appendKey2(nil, kindOpAge, 7, 81),
 		appendKey1(nil, kindCount, bucketOf(4096)),
+		appendKey2(nil, kindExport, 1, 255),
+		appendKey2(nil, kindExport, 1, 256),
 		{kindEnd},
 	}
 }

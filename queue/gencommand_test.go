@@ -357,6 +357,9 @@ func (g *generator) expireEntry(x *naiveGroup) queue.ExpireEntry {
 		if dead && x.dead[e.Address].ExportState == queue.ExportExporting != g.chance("wrong state", 20) {
 			e.ExportState = queue.ExportDone
 		}
+		if g.chance("give up", 20) { // the target is gone; no target can take it
+			e.ExportState = pick(g, "back", queue.ExportPending, queue.ExportNone)
+		}
 		e.Target = uint64(1 + g.intn("target", 8)/7)
 	}
 	return e

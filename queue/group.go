@@ -30,6 +30,7 @@ type group struct {
 	start         Address
 	hold          Address
 	exported      uint64 // the greatest export number given
+	exports       uint64 // entries of the index by export number; not stored
 	// base is the shard's Published less the group's Assigned.
 	base uint64
 	c    GroupCounters // without Assigned and Unfinished, which follow from base
@@ -129,6 +130,7 @@ func loadGroup(r store.Reader, id GroupID, value []byte) *group {
 	g := &group{id: id}
 	check(g.decode(value))
 	g.done = loadRangeSet(r, id)
+	eachKey(r, appendKey1(nil, kindExport, uint64(id)), appendKey1(nil, kindExport, uint64(id)+1), func([]byte, []byte) { g.exports++ })
 	for l := range lanes {
 		g.setNext(l, firstInLane(l, g.wm.W(l)))
 	}
@@ -159,7 +161,7 @@ func (g *group) owns(a, last Address) bool { return a > g.start && a <= last }
 func (g *group) info(m *metaValue) GroupInfo {
 	i := GroupInfo{ID: g.id, Name: g.name, Config: g.config, ConfigVersion: g.configVersion, Home: g.home,
 		HomeIndex: g.homeIndex, Released: g.released, Epoch: g.epoch, ClaimGeneration: g.claims, Start: g.start,
-		Floor: g.wm.Floor(), WatermarkBytes: g.wm.EncodedBytes(), Counters: g.c}
+		Floor: g.wm.Floor(), WatermarkBytes: g.wm.EncodedBytes(), Exports: g.exports, Counters: g.c}
 	i.Config.DelaysMs = append([]uint64(nil), g.config.DelaysMs...)
 	i.Counters.Assigned, i.Counters.Unfinished = g.assigned(m), g.unfinished(m)
 	return i

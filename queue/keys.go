@@ -22,7 +22,8 @@ const (
 	kindOp          = 0x0f // operation id
 	kindOpAge       = 0x10 // expires-at, operation id
 	kindCount       = 0x11 // bucket of bucketSize addresses
-	kindEnd         = 0x12 // above all keys
+	kindExport      = 0x12 // group id, export number
+	kindEnd         = 0x13 // above all keys
 )
 
 const (

@@ -1,6 +1,7 @@
 package queue_test
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -23,6 +24,7 @@ type observedGroup struct {
 	Stragglers   []queue.Deliverable
 	Retrying     []queue.Deliverable
 	Dead         []queue.DeadLetter
+	Exports      []queue.DeadLetter // in order of number
 	States       []observedState
 }
 
@@ -116,6 +118,9 @@ func (n *naive) observeGroup(g *naiveGroup) observedGroup {
 			letter := *d
 			letter.Message = tidy(n.messages[a].StoredMessage)
 			o.Dead = append(o.Dead, letter)
+			if d.ExportNumber != 0 {
+				o.Exports = append(o.Exports, letter)
+			}
 			continue
 		}
 		d := n.deliverable(g, a)
@@ -129,6 +134,7 @@ func (n *naive) observeGroup(g *naiveGroup) observedGroup {
 			o.Retrying = append(o.Retrying, d)
 		}
 	}
+	slices.SortFunc(o.Exports, func(x, y queue.DeadLetter) int { return cmp.Compare(x.ExportNumber, y.ExportNumber) })
 	for _, a := range probes(n.last) {
 		o.States = append(o.States, n.state(g, a))
 	}
@@ -165,6 +171,11 @@ func (n *naive) info(g *naiveGroup) queue.GroupInfo {
 	c := &i.Counters
 	c.Dead, c.Retrying, c.Leased = uint64(len(g.dead)), uint64(len(g.retries)), uint64(len(g.leases))
 	c.Assigned = uint64(len(g.assigned))
+	for _, d := range g.dead {
+		if d.ExportNumber != 0 {
+			i.Exports++
+		}
+	}
 	for a := range g.assigned {
 		switch g.fates[a] {
 		case acked:
@@ -268,6 +279,28 @@ func observe(s queue.Reader, page int) (observed, error) {
 	return o, nil
 }
 
+// exports reads the index by export number in pages of a size.
+func exports(s queue.Reader, id queue.GroupID, page int) (all []queue.DeadLetter, err error) {
+	r, ok := s.(interface {
+		Exports(id queue.GroupID, from uint64, limit, maxBytes int, withBody bool) ([]queue.DeadLetter, error)
+	})
+	if !ok {
+		return nil, fmt.Errorf("%T has no exports", s)
+	}
+	from := uint64(0)
+	for {
+		list, err := r.Exports(id, from, page, 1<<20, true)
+		if err != nil || len(list) == 0 {
+			return all, err
+		}
+		for _, d := range list {
+			d.Message = tidy(d.Message)
+			all = append(all, d)
+		}
+		from = list[len(list)-1].ExportNumber + 1
+	}
+}
+
 func due(s queue.Reader, page int) (all []queue.DelayedKey, err error) {
 	var after queue.DelayedKey
 	for {
@@ -317,6 +350,9 @@ func observeGroup(s queue.Reader, info queue.GroupInfo, page int, last queue.Add
 	}
 	for i := range o.Dead {
 		o.Dead[i].Message = tidy(o.Dead[i].Message)
+	}
+	if o.Exports, err = exports(s, id, page); err != nil {
+		return o, err
 	}
 	for _, a := range probes(last) {
 		x := observedState{Address: a}

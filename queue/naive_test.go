@@ -584,7 +584,11 @@ func (n *naive) ackOne(g *naiveGroup, a queue.Address) queue.AckState {
 	case g.dead[a] != nil && g.dead[a].ExportState >= queue.ExportExporting:
 		return queue.AckDead
 	}
-	g.finish(a, acked)
+	f := acked
+	if g.dead[a] != nil {
+		f = purged
+	}
+	g.finish(a, f)
 	n.release(a)
 	return queue.AckDone
 }
@@ -797,6 +801,15 @@ func (n *naive) expireDead(g *naiveGroup, e *queue.ExpireEntry, d *queue.DeadLet
 			d.ExportNumber = g.exports
 		}
 		d.ExportState, d.Target = queue.ExportExporting, e.Target
+		d.Change++
+		return queue.ExpireResult{Applied: true, Dead: true, Change: d.Change, Round: d.Round, Attempts: d.Attempts}
+	case e.Kind == queue.ExpireExport && e.ExportState == queue.ExportPending &&
+		d.ExportState == queue.ExportExporting && d.Target == e.Target:
+		d.ExportState, d.Target = queue.ExportPending, 0
+		d.Change++
+		return queue.ExpireResult{Applied: true, Dead: true, Change: d.Change, Round: d.Round, Attempts: d.Attempts}
+	case e.Kind == queue.ExpireExport && e.ExportState == queue.ExportNone && d.ExportState == queue.ExportPending:
+		d.ExportState, d.ExportNumber = queue.ExportNone, 0
 		d.Change++
 		return queue.ExpireResult{Applied: true, Dead: true, Change: d.Change, Round: d.Round, Attempts: d.Attempts}
 	case e.Kind == queue.ExpireExport && e.ExportState == queue.ExportDone &&

@@ -49,6 +49,7 @@ type GroupInfo struct {
 	Start           Address // the group owns the addresses above it
 	Floor           Address // least W of the lanes
 	WatermarkBytes  int     // 19 or 1,216
+	Exports         uint64  // dead letters with an export number: on their way to the dead-letter queue, or waiting for it
 	Counters        GroupCounters
 }
 
@@ -177,6 +178,7 @@ type Applied struct {
 	Last     Address   // the partition's last address
 	Appended bool      // messages were appended
 	Delayed  bool      // the delayed index got a new entry or a change
+	Exports  bool      // a dead letter got an export number, moved along its export, or lost its number
 	Redrive  bool      // some messages became deliverable out of order (redrive, release, purge, reset)
 	Groups   []GroupID // groups created, deleted, reset, configured, or given a home
 }

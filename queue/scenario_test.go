@@ -248,7 +248,7 @@ func (s *scenario) expire(a args) queue.Command {
 		if e.Kind == queue.ExpireLease {
 			e.Lease = queue.LeaseName{Epoch: epoch, Number: l.num("lease")}
 		}
-		e.ExportState = map[string]queue.ExportState{"exporting": queue.ExportExporting, "done": queue.ExportDone}[l.text("state")]
+		e.ExportState = map[string]queue.ExportState{"none": queue.ExportNone, "pending": queue.ExportPending, "exporting": queue.ExportExporting, "done": queue.ExportDone}[l.text("state")]
 		c.Entries = append(c.Entries, e)
 	}
 	return c
@@ -372,6 +372,12 @@ func (s *scenario) read(name string, a args) (string, bool) {
 		s.deliverables(&b, list)
 	case "dead":
 		s.dead(&b, id)
+	case "exports":
+		list, err := s.m.Exports(id, a.num("from"), 100, 1<<20, true)
+		require.NoError(s.t, err)
+		for _, d := range list {
+			fmt.Fprintf(&b, "%d address=%d body=%s state=%d target=%d\n", d.ExportNumber, uint64(d.Address), d.Message.Body, d.ExportState, d.Target)
+		}
 	case "due":
 		list, err := s.m.Due(queue.DelayedKey{}, a.at("until"), 100)
 		require.NoError(s.t, err)

@@ -13,10 +13,13 @@ import (
 )
 
 // NewShardFormatLevel is the format level that a new shard starts at.
-const NewShardFormatLevel = 2
+const NewShardFormatLevel = 3
 
 // maxFormatLevel is the highest level that this version can apply.
-const maxFormatLevel = 2
+const maxFormatLevel = 3
+
+// levelPurgedDead is the format level from which on the removal of a dead letter counts as purged.
+const levelPurgedDead = 3
 
 // initialOptions are those of a shard until its first options command. They are part of the format, unlike defaults.
 var initialOptions = QueueOptions{MaxBodyBytes: 1 << 20, MaxBytes: 16 << 30, MaxDelayMs: 30 * 24 * 3600 * 1000,
@@ -44,7 +47,8 @@ type Options struct {
 // unfinished + acked + dead + exported + expired + purged + cancelled, and each of unfinished, dead, retrying and
 // leased is what its keys say; (6) each lane's W is the address before its next unfinished position, or the last
 // address, and not below W_floor, when the group last changed; (7) what a group has not finished exists; (8) dedup,
-// operation and producer records and their mirrors by age agree.
+// operation and producer records and their mirrors by age agree; (9) the index by export number holds each group's numbered
+// dead letters.
 type QueueStateMachine struct {
 	shard *store.Shard
 	opts  Options

@@ -197,7 +197,7 @@ func (x *randomizer) expire() queue.Command {
 		state, _, _, _ := x.m.RetryOf(g.ID, e.Address)
 		e.Change = state.Change
 		if e.Kind == queue.ExpireExport {
-			e.ExportState = queue.ExportExporting + queue.ExportState(x.IntN(2))
+			e.ExportState = queue.ExportState(x.IntN(4))
 		}
 		if e.Kind == queue.ExpireLease {
 			e.Lease, e.Deadline = queue.LeaseName{Epoch: g.Epoch, Number: 1}, x.now+2000

@@ -351,9 +351,6 @@ func (e *ExpireEntry) validate() *code.Error {
 	if e.ExportState > ExportDone {
 		return invalid("ExportState %d is unknown", e.ExportState)
 	}
-	if e.Kind == ExpireExport && e.ExportState < ExportExporting {
-		return invalid("ExportState %d: an export entry moves to exporting or done", e.ExportState)
-	}
 	if len(e.Reason) > MaxReasonBytes {
 		return invalid("Reason has %d bytes, at most %d are allowed", len(e.Reason), MaxReasonBytes)
 	}

@@ -21,6 +21,7 @@ const (
 	opFormat       = 1
 	countFormat    = 1
 	doneFormat     = 1
+	exportFormat   = 1
 )
 
 // ErrCorrupt is wrapped by every error that a damaged key or value of the store gives: the replica must stop.
@@ -531,6 +532,18 @@ func decodeDone(b []byte) (Address, error) {
 		return 0, fmt.Errorf("%w: done value % x", ErrCorrupt, b)
 	}
 	return Address(be.Uint64(b[1:])), nil
+}
+
+// encodeExport encodes the address that an export number stands for.
+func encodeExport(dst []byte, a Address) []byte { return putUint(append(dst, exportFormat), uint64(a)) }
+
+func decodeExport(b []byte) (Address, error) {
+	r, err := readValue("export", exportFormat, b)
+	if err != nil {
+		return 0, err
+	}
+	a := Address(r.uint())
+	return a, r.done("export")
 }
 
 func corruptf(format string, args ...any) error {
