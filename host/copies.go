@@ -28,6 +28,8 @@ type copies struct {
 type shardCopies struct {
 	replicas map[uint64]*copyState // by replica id, without this host's own
 	changed  chan struct{}         // closed and replaced at every report
+	toldTerm uint64                // the term of told
+	told     uint64                // the last index that a witness was sent by this host in toldTerm
 }
 
 // copyState is one other full replica.
@@ -36,7 +38,7 @@ type copyState struct {
 	report  peer.CopyReport
 	at      time.Time // of the last progress
 	inSync  bool
-	rejoin  uint64 // the applied index at which it is in sync again; 0: not asked yet
+	rejoin  uint64 // the index that it must have to be in sync again; 0: not asked yet
 	present bool   // its host's stream is open
 }
 
@@ -61,7 +63,8 @@ func (b *peerBackend) CopiesReported(hostID uint64, reports []peer.CopyReport) {
 	h := b.h
 	for _, r := range reports {
 		if v, ok := h.replicas.Load(r.Shard); ok { // else it has stopped, and a late report would never be forgotten
-			h.copies.report(hostID, r, v.(*running).applied.Load())
+			_, term := h.ownLeader(r.Shard)
+			h.copies.report(hostID, r, term, v.(*running).applied.Load())
 		}
 	}
 }
@@ -69,7 +72,7 @@ func (b *peerBackend) CopiesReported(hostID uint64, reports []peer.CopyReport) {
 // CopiesEnded implements peer.Backend: a broken connection puts the host's replicas out of sync at once.
 func (b *peerBackend) CopiesEnded(hostID uint64) { b.h.copies.ended(hostID) }
 
-func (c *copies) report(hostID uint64, r peer.CopyReport, leaderApplied uint64) {
+func (c *copies) report(hostID uint64, r peer.CopyReport, term, leaderApplied uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.shardLocked(r.Shard)
@@ -83,7 +86,8 @@ func (c *copies) report(hostID uint64, r peer.CopyReport, leaderApplied uint64) 
 		if st.rejoin == 0 {
 			st.rejoin = max(leaderApplied, 1)
 		}
-		if st.inSync = r.Applied >= st.rejoin; st.inSync {
+		// The catalog, which is in memory, reports no applied index.
+		if st.inSync = r.Applied >= st.rejoin || r.Shard == catalog.ShardID && covers(r, term, st.rejoin); st.inSync {
 			st.rejoin = 0
 		}
 	}
@@ -123,6 +127,11 @@ func (c *copies) look(shard, term, index uint64) (have, may int, changed <-chan 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.shardLocked(shard)
+	have, may = s.countLocked(term, index)
+	return have, may, s.changed
+}
+
+func (s *shardCopies) countLocked(term, index uint64) (have, may int) {
 	for _, st := range s.replicas {
 		switch {
 		case st.present && covers(st.report, term, index):
@@ -131,7 +140,7 @@ func (c *copies) look(shard, term, index uint64) (have, may int, changed <-chan 
 			may++
 		}
 	}
-	return have, may, s.changed
+	return have, may
 }
 
 // late puts the replicas out of sync that have made no progress for copyTimeout on an index that waits for them.
@@ -151,18 +160,48 @@ func (c *copies) late(shard, term, index uint64, since time.Time) {
 	s.signalLocked()
 }
 
-// inSync counts the other full replicas that are in sync.
+// inSync counts the other full replicas that are in sync and have all that a witness has: those that can lead when this
+// host is lost. One that comes back counts when it has caught up with what the witness was told without it.
 func (c *copies) inSync(shard uint64) (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s, ok := c.shards[shard]; ok {
 		for _, st := range s.replicas {
-			if st.inSync {
+			if st.inSync && covers(st.report, s.toldTerm, s.told) {
 				n++
 			}
 		}
 	}
 	return n
+}
+
+// mayTell says whether a witness may be sent entries up to an index, and takes it that it is, if so: another full
+// replica has them on its disk, or none is in sync.
+func (c *copies) mayTell(shard, term, index uint64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.shardLocked(shard)
+	if have, may := s.countLocked(term, index); have == 0 && may > 0 {
+		return false
+	}
+	s.tellLocked(term, index)
+	return true
+}
+
+// tell takes it that a witness is sent entries up to an index.
+func (c *copies) tell(shard, term, index uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.shardLocked(shard).tellLocked(term, index)
+}
+
+func (s *shardCopies) tellLocked(term, index uint64) {
+	if term > s.toldTerm {
+		s.toldTerm, s.told = term, 0
+	}
+	if term == s.toldTerm {
+		s.told = max(s.told, index)
+	}
 }
 
 // needsReports says whether a shard's commits may leave the bodies on one disk: it has two full replicas and a witness.
@@ -268,7 +307,7 @@ func (b *peerBackend) CopiesFor(hostID uint64) []peer.CopyReport {
 
 // reportsCopies says whether a leader elsewhere needs to know of this replica's disk.
 func (r *running) reportsCopies() bool {
-	return !r.witness && r.shard != catalog.ShardID && r.hasWitness.Load()
+	return !r.witness && r.hasWitness.Load()
 }
 
 // copyReport says how far the replica is. While a state that came whole is not installed yet, the log's word does not

@@ -21,15 +21,15 @@ func look(c *copies, term, index uint64) (have, may int) {
 // leader's may hold something else at the index.
 func TestCopiesNeedTheLeadersTerm(t *testing.T) {
 	c := newCopies()
-	c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: 1, Term: 1, Applied: 1}, 1)
+	c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: 1, Term: 1, Applied: 1}, 1, 1)
 	have, may := look(c, 2, 1)
 	require.Equal(t, 1, have, "what is applied is committed, whatever the term")
 	require.Zero(t, may)
-	c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: 5, Term: 1, Applied: 1}, 1)
+	c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: 5, Term: 1, Applied: 1}, 1, 1)
 	have, may = look(c, 2, 3)
 	require.Zero(t, have, "durable in an older term is no copy")
 	require.Equal(t, 1, may)
-	c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: 3, Term: 2, Applied: 1}, 1)
+	c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: 3, Term: 2, Applied: 1}, 1, 1)
 	have, _ = look(c, 2, 3)
 	require.Equal(t, 1, have)
 	have, _ = look(c, 2, 4)
@@ -41,7 +41,7 @@ func TestCopiesNeedTheLeadersTerm(t *testing.T) {
 func TestCopiesLeaveAndReturn(t *testing.T) {
 	c := newCopies()
 	report := func(durable, applied, leaderApplied uint64) {
-		c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: durable, Term: 1, Applied: applied}, leaderApplied)
+		c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: durable, Term: 1, Applied: applied}, 1, leaderApplied)
 	}
 	report(10, 9, 10)
 	require.Zero(t, c.inSync(copyShard), "it has not applied what was committed when it was first heard of")
@@ -71,8 +71,8 @@ func TestCopiesLeaveAndReturn(t *testing.T) {
 
 func TestCopiesOfOtherHostsAreTheirOwn(t *testing.T) {
 	c := newCopies()
-	c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: 3, Term: 1, Applied: 3}, 1)
-	c.report(3, peer.CopyReport{Shard: copyShard, Replica: 3, Durable: 1, Term: 1, Applied: 1}, 1)
+	c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: 3, Term: 1, Applied: 3}, 1, 1)
+	c.report(3, peer.CopyReport{Shard: copyShard, Replica: 3, Durable: 1, Term: 1, Applied: 1}, 1, 1)
 	c.ended(3)
 	have, may := look(c, 1, 3)
 	require.Equal(t, 1, have)

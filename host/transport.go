@@ -128,11 +128,8 @@ func (c *holdingConn) hold(batch raftpb.MessageBatch) (rest []raftpb.Message, so
 	return rest, some
 }
 
-// toWitness says whether a message goes to a witness of a queue's shard.
+// toWitness says whether a message goes to a witness.
 func (h *RaftHost) toWitness(m *raftpb.Message) bool {
-	if m.ShardID == catalog.ShardID {
-		return false
-	}
 	p, ok := h.placement(m.ShardID)
 	if !ok {
 		return false
@@ -149,7 +146,7 @@ func (c *holdingConn) keep(m *raftpb.Message, batch raftpb.MessageBatch) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	queued, waits := c.held[m.ShardID]
-	if !waits && !c.h.copies.pending(m.ShardID, m.Term, lastOf(m)) {
+	if !waits && c.h.copies.mayTell(m.ShardID, m.Term, lastOf(m)) {
 		return false
 	}
 	if len(queued) >= maxHeld {
@@ -193,18 +190,13 @@ func (c *holdingConn) take(shard uint64) raftpb.MessageBatch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	queued := c.held[shard]
+	c.h.copies.tell(shard, queued[0].Term, lastOf(&queued[0]))
 	n := 1
-	for n < len(queued) && !c.h.copies.pending(shard, queued[n].Term, lastOf(&queued[n])) {
+	for n < len(queued) && c.h.copies.mayTell(shard, queued[n].Term, lastOf(&queued[n])) {
 		n++
 	}
 	batch := c.like
 	batch.Requests = slices.Clone(queued[:n])
 	c.held[shard] = append(queued[:0:0], queued[n:]...)
 	return batch
-}
-
-// pending says whether an index is on no other full replica's disk yet, and may be soon: one is in sync.
-func (c *copies) pending(shard, term, index uint64) bool {
-	have, may, _ := c.look(shard, term, index)
-	return have == 0 && may > 0
 }

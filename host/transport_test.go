@@ -76,7 +76,7 @@ func TestWitnessWaitsForTheOtherFullReplica(t *testing.T) {
 	h := witnessed(t)
 	shard := catalog.FirstQueueShard
 	report := func(durable uint64) {
-		h.copies.report(2, peer.CopyReport{Shard: shard, Replica: 2, Durable: durable, Term: 1, Applied: durable}, 1)
+		h.copies.report(2, peer.CopyReport{Shard: shard, Replica: 2, Durable: durable, Term: 1, Applied: durable}, 1, 1)
 	}
 	report(10)
 	conn := &recorder{}
@@ -100,13 +100,34 @@ func TestWitnessWaitsForTheOtherFullReplica(t *testing.T) {
 	require.Equal(t, []uint64{10, 14, 15, 4}, conn.lasts())
 	send(replicate(shard, 3, 15, 1))
 	require.Len(t, conn.lasts(), 5, "and is told at once from then on")
+
+	h.copies.report(2, peer.CopyReport{Shard: shard, Replica: 2, Durable: 15, Term: 1, Applied: 15}, 1, 15)
+	require.Zero(t, h.copies.inSync(shard), "what comes back may not lead before it has what the witness was told without it")
+	send(replicate(shard, 3, 16, 1))
+	require.Len(t, conn.lasts(), 5, "but the witness waits for it again")
+	report(16)
+	require.Equal(t, 1, h.copies.inSync(shard))
+}
+
+// TestInSyncInANewTerm: what a witness was told in an older term does not count under a leader of a newer one, whose first
+// entry outranks it.
+func TestInSyncInANewTerm(t *testing.T) {
+	h := witnessed(t)
+	shard := catalog.FirstQueueShard
+	require.True(t, h.copies.mayTell(shard, 1, 100))
+	h.copies.report(2, peer.CopyReport{Shard: shard, Replica: 2, Durable: 50, Term: 1, Applied: 50}, 1, 50)
+	require.Zero(t, h.copies.inSync(shard))
+	require.True(t, h.copies.mayTell(shard, 2, 50))
+	require.Equal(t, 1, h.copies.inSync(shard))
+	require.False(t, h.copies.mayTell(shard, 1, 100), "a late message of the old term waits like any other")
+	require.Equal(t, 1, h.copies.inSync(shard))
 }
 
 // TestHeldMessagesEndWithTheConnection: nothing is sent, and no goroutine is left, after Close.
 func TestHeldMessagesEndWithTheConnection(t *testing.T) {
 	h := witnessed(t)
 	shard := catalog.FirstQueueShard
-	h.copies.report(2, peer.CopyReport{Shard: shard, Replica: 2, Durable: 1, Term: 1, Applied: 1}, 1)
+	h.copies.report(2, peer.CopyReport{Shard: shard, Replica: 2, Durable: 1, Term: 1, Applied: 1}, 1, 1)
 	conn := &recorder{}
 	c := newHoldingConn(h, conn)
 	require.NoError(t, c.SendMessageBatch(raftpb.MessageBatch{Requests: []raftpb.Message{replicate(shard, 3, 1, 1)}}))

@@ -91,6 +91,7 @@ func (f *fleet) faultRound(r *rand.Rand, a *account, round int, queue string) {
 	for _, h := range f.full() {
 		f.awaitCaughtUp(h, queue)
 	}
+	f.awaitTwoCopies(queue)
 }
 
 // fickle nacks one message of 20 and rejects one of 200, by a random number of its own.

@@ -55,6 +55,7 @@ func TestFaultRealInput(t *testing.T) {
 	t.Logf("restart of host %d at %v", home.id, progress(a))
 	home.restart()
 	f.awaitCaughtUp(home, "lines")
+	f.awaitTwoCopies("lines")
 
 	leader = f.leaderHost("lines")
 	t.Logf("kill -9 of host %d, the leader (and home: %v), at %v", leader.id, f.homeHost("lines", "workers") == leader, progress(a))

@@ -215,6 +215,29 @@ func (f *fleet) awaitCaughtUp(h *host, queue string) {
 	})
 }
 
+// awaitTwoCopies waits until the leader says that both full replicas are in sync: from then on the loss of its host leaves
+// a shard that goes on.
+func (f *fleet) awaitTwoCopies(queue string) {
+	f.t.Helper()
+	eventually(f.t, readyWithin, "queue "+queue+" has two data copies", func() error {
+		q, err := f.describe(queue)
+		if err != nil {
+			return err
+		}
+		leader := q.Partitions[0].LeaderHost
+		if leader == 0 {
+			return errNotYet
+		}
+		if q, err = f.host(leader).describe(queue); err != nil {
+			return err
+		}
+		if n := q.Partitions[0].DataCopies; n < 2 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
+}
+
 // digests asks for the digest of every full replica.
 func (f *fleet) digests(queue string) ([]*tierqv1.ReplicaDigest, error) {
 	err := errors.New("no full host runs")
