@@ -124,7 +124,8 @@ type ExtendItem struct {
 // ItemResult is the outcome of one item of a call. Code is code.OK when it took effect.
 //
 //	InvalidReceipt    not a receipt of this queue and group
-//	StaleOwner        the receipt's epoch is not this home's
+//	StaleOwner        the receipt is of another epoch than this home's, and its lease is not recorded
+//	NotOwner          the home has moved meanwhile, and the lease is recorded: go there with the same receipt
 //	UnknownDelivery   the lease is unknown, was given back, or has run out (an ack of a lease that ran out is
 //	                  honoured while nobody has had the message since and it is not dead)
 //	Skipped           another outcome for the same message is under way

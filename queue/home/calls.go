@@ -2,6 +2,7 @@ package home
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/tierq/tierq/queue"
@@ -51,9 +52,9 @@ func (k *Keeper) Reject(ctx context.Context, group string, items []RejectItem) (
 		})
 }
 
-// Extend sets the deadlines of leases; 0 lets a lease run out now, which counts. It is answered at once and holds
-// while this home serves the group under this epoch: a new home knows nothing of it. InvalidArgument says that the
-// lease would last longer than MaxLease in all. See Ack for errors.
+// Extend sets the deadlines of leases; 0 lets a lease run out now, which counts. OK is given once apply has recorded it,
+// so it holds at every later home too. InvalidArgument says that the lease would last longer than MaxLease from its
+// hand-out, as far as this home knows that. See Ack for errors and unknown outcomes.
 func (k *Keeper) Extend(ctx context.Context, group string, items []ExtendItem) ([]ItemResult, error) {
 	return k.settle(ctx, group, len(items), func(i int) string { return items[i].Receipt },
 		func(l *Ledger, r Receipt, by ref, at moment) (code.Code, error) {
@@ -61,7 +62,7 @@ func (k *Keeper) Extend(ctx context.Context, group string, items []ExtendItem) (
 			if d < 0 || d > MaxLease {
 				return code.InvalidArgument, nil
 			}
-			return l.extend(r, d, at.now), nil
+			return l.extend(r, d, by, at.now, at.stamp), nil
 		})
 }
 
@@ -87,7 +88,7 @@ func (k *Keeper) settle(ctx context.Context, name string, n int, receipt func(in
 	}
 	c := newCall(n)
 	g.mu.Lock()
-	if err := g.enter(); err != nil {
+	if err := g.arrive(ctx, read); err != nil {
 		g.mu.Unlock()
 		return nil, err
 	}
@@ -109,7 +110,75 @@ func (k *Keeper) settle(ctx context.Context, name string, n int, receipt func(in
 	}
 	g.pump()
 	g.mu.Unlock()
-	return g.finish(ctx, c), nil
+	return g.orElsewhere(g.finish(ctx, c))
+}
+
+// arrive brings a group up to what a call needs that names leases. A call that comes while the group is being moved
+// waits for the outcome. One that names a recorded lease waits for the ledger, which then knows it: for this process's
+// first read of the log if its state may be old, and for the epoch.
+func (g *group) arrive(ctx context.Context, rs []Receipt) error {
+	if g.moving {
+		if err := g.awaitOr(ctx, false, func() (bool, error) { return !g.moving, nil }); err != nil {
+			return err
+		}
+	}
+	if err := g.enter(); err != nil || g.led != nil {
+		return err
+	}
+	rs = slices.DeleteFunc(slices.Clone(rs), func(r Receipt) bool {
+		return r.Shard != g.k.o.Shard || r.Group != g.id || r.Recovery != g.recovery || r.Lease.Epoch > g.info.Epoch
+	})
+	if len(rs) == 0 {
+		return nil
+	}
+	if !g.k.baseKnown() {
+		g.asking++
+		err := g.awaitOr(ctx, false, func() (bool, error) { return g.k.baseKnown(), g.enter() })
+		g.asking--
+		if err != nil {
+			return err
+		}
+	}
+	if known, err := g.recorded(rs); err != nil || !known {
+		return err
+	}
+	return g.awaitOr(ctx, true, func() (bool, error) { return g.led != nil, g.enter() })
+}
+
+// recorded says whether apply has a record of one of these leases.
+func (g *group) recorded(rs []Receipt) (bool, error) {
+	if g.info.Counters.Leased == 0 {
+		if info, ok := g.k.o.Reader.Group(g.id); !ok || info.Counters.Leased == 0 {
+			return false, nil
+		}
+	}
+	for _, r := range rs {
+		_, lease, found, err := g.k.o.Reader.RetryOf(g.id, r.Address)
+		if err != nil {
+			g.fault(err)
+			return false, code.New(code.Internal, "reading the leases of group %q", g.info.Name)
+		}
+		if found && lease.Name == r.Lease && r.Lease.Number != 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// orElsewhere turns answers that all say that the home has moved into the refusal of the whole call: the same receipts
+// are good there.
+func (g *group) orElsewhere(items []ItemResult) ([]ItemResult, error) {
+	for _, i := range items {
+		if i.Code != code.NotOwner {
+			return items, nil
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.enter(); err != nil {
+		return nil, err
+	}
+	return items, nil
 }
 
 func checkItems(ctx context.Context, n int) error {
@@ -219,16 +288,13 @@ func (k *Keeper) deadLetters(ctx context.Context, name string, addresses []queue
 
 // beginDead waits for the epoch, reads the dead letters and begins a command for each.
 func (g *group) beginDead(ctx context.Context, addresses []queue.Address, n int, redrive bool) (*call, []queue.Address, error) {
-	err := g.await(ctx, true, func() (bool, error) {
+	err := g.awaitOr(ctx, true, func() (bool, error) {
 		if err := g.enter(); err != nil {
 			return false, err
 		}
-		return g.led != nil, nil
+		return g.led != nil && !g.moving, nil
 	})
 	if err != nil {
-		if ctx.Err() != nil {
-			err = ended(ctx)
-		}
 		return nil, nil, err
 	}
 	found, err := g.findDead(addresses, n)

@@ -29,12 +29,14 @@ type entry struct {
 	slot      int32  // index in the heap that holds it
 	place     place
 	live      bool // leased: handed out, neither given back nor recorded as run out
-	recorded  bool // apply has, or may have, a record of the lease
+	recorded  bool // a record of the lease was proposed, so apply has it or may yet have it
+	kept      bool // apply has it
 	dead      bool // a dead letter that is only here for its unresolved command
 
 	lease    queue.LeaseName // the present lease, or the last one if it ran out and nobody has had the message since
 	deadline time.Duration
 	handed   time.Duration
+	touched  time.Duration // the hand-out, or the last extend
 	first    queue.Stamp
 	reason   string
 	consumer *consumer
@@ -42,11 +44,15 @@ type entry struct {
 	chain      *chain // nil: no key
 	prev, next *entry
 
-	ack *op // unresolved ack
-	exp *op // unresolved Expire entry
+	older, newer *entry // among the leases without a record
+
+	ack  *op // unresolved ack
+	exp  *op // unresolved Expire entry that ends the lease, or that is about a dead letter
+	rec  *op // unresolved Expire entry that records the lease
+	then *op // decided while rec is unresolved: it begins when that is answered
 }
 
-func (e *entry) resolved() bool { return e.ack == nil && e.exp == nil }
+func (e *entry) resolved() bool { return e.ack == nil && e.exp == nil && e.rec == nil }
 
 // chain is the tracked messages of one ordering key, in address order; redriven ones are behind. Only the head may
 // be handed out.
@@ -77,6 +83,46 @@ func (c *chain) remove(e *entry) {
 		e.next.prev = e.prev
 	}
 	e.chain, e.prev, e.next = nil, nil, nil
+}
+
+// ages is the leases that have no record yet and nothing unresolved, in order of hand-out.
+type ages struct{ oldest, newest *entry }
+
+func (a *ages) add(e *entry) {
+	e.older, e.newer = a.newest, nil
+	if a.newest == nil {
+		a.oldest = e
+	} else {
+		a.newest.newer = e
+	}
+	a.newest = e
+}
+
+// addFirst puts back a lease that was taken out.
+func (a *ages) addFirst(e *entry) {
+	e.older, e.newer = nil, a.oldest
+	if a.oldest == nil {
+		a.newest = e
+	} else {
+		a.oldest.older = e
+	}
+	a.oldest = e
+}
+
+func (a *ages) holds(e *entry) bool { return a.oldest == e || e.older != nil }
+
+func (a *ages) remove(e *entry) {
+	if e.older == nil {
+		a.oldest = e.newer
+	} else {
+		e.older.newer = e.newer
+	}
+	if e.newer == nil {
+		a.newest = e.older
+	} else {
+		e.newer.older = e.older
+	}
+	e.older, e.newer = nil, nil
 }
 
 // consumer is what one consumer name holds.

@@ -162,7 +162,9 @@ func (s *fakeState) expireOne(g *fakeGroup, x queue.ExpireEntry, a *queue.Applie
 		st.Round, st.Attempts, st.NotBefore = st.Round+1, 0, 0
 		a.Redrive, r.Dead = true, false
 	case queue.ExpireRelease:
-		a.Redrive = true
+		st.NotBefore = x.NotBefore
+	case queue.ExpireClaim:
+		st.Attempts++
 	case queue.ExpireLease:
 		g.lease[x.Address] = queue.RecordedLease{Name: x.Lease, Deadline: x.Deadline, Attempts: x.Attempts, Consumer: x.Consumer}
 	}
@@ -261,7 +263,7 @@ func (s *fakeState) Groups() []queue.GroupInfo {
 	defer s.mu.Unlock()
 	var out []queue.GroupInfo
 	for _, g := range s.groups {
-		out = append(out, g.info)
+		out = append(out, g.described())
 	}
 	slices.SortFunc(out, func(a, b queue.GroupInfo) int { return cmp.Compare(a.ID, b.ID) })
 	return out
@@ -274,7 +276,14 @@ func (s *fakeState) Group(id queue.GroupID) (queue.GroupInfo, bool) {
 	if g == nil {
 		return queue.GroupInfo{}, false
 	}
-	return g.info, true
+	return g.described(), true
+}
+
+// described is the group with the counters that a home looks at.
+func (g *fakeGroup) described() queue.GroupInfo {
+	i := g.info
+	i.Counters.Leased, i.Counters.Retrying = uint64(len(g.lease)), uint64(len(g.retry))
+	return i
 }
 
 func (s *fakeState) GroupByName(name string) (queue.GroupInfo, bool) {

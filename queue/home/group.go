@@ -32,6 +32,8 @@ type group struct {
 	waiters    waiters
 	why        hindrance     // why the first waiter got nothing, unless it has a reason of its own
 	wanted     int           // calls that need the epoch, beside waiters
+	opening    int           // those of them that need the home lease, too
+	asking     int           // calls that need the process's first read only
 	moving     bool          // a Move is under way: no new epoch is obtained
 	obtaining  bool          // a Home(self -> self) is under way
 	hold       time.Duration // no new attempt before it
@@ -69,6 +71,7 @@ func (g *group) pump() {
 			again = now // the waiters were served before it
 		}
 		l.runOut(now, stamp)
+		l.recordDue(now, stamp)
 		g.flush(l, now, stamp)
 		again = min(again, l.nextEvent(now, stamp, g.waiters.n > 0))
 	}
@@ -182,12 +185,20 @@ func (g *group) grant(r Read) {
 func (g *group) serve() (again time.Duration) {
 	defer g.note()
 	if g.waiters.n == 0 && g.wanted == 0 {
+		if g.asking > 0 && !g.k.baseKnown() {
+			return g.k.wantRead()
+		}
 		return never
 	}
-	if again, ok := g.prepare(); !ok {
+	again, ok := g.prepare()
+	if !ok {
 		return again
 	}
-	return g.handOut()
+	again = g.handOut()
+	if g.opening > 0 && g.k.gate(&g.term, g.k.o.Boot()) != GateOpen {
+		again = min(again, g.k.wantRead())
+	}
+	return again
 }
 
 // prepare sees to it that this process may act for the group: it has the epoch, the wait is over, and the ledger is
@@ -202,15 +213,19 @@ func (g *group) prepare() (again time.Duration, ok bool) {
 		return g.k.wantRead(), false
 	case GateEpoch, GateStopped:
 		return g.obtain(), false
-	case GateWaiting:
-		g.why = nothing
-		return g.term.waitUntil, false
 	}
 	if g.led == nil {
+		if g.k.o.Stamp() == 0 {
+			return g.k.o.Boot() + time.Second, false // recorded deadlines cannot be told from those that are over
+		}
 		if err := g.build(); err != nil {
 			g.fault(err)
 			return g.k.o.Boot() + firstHold, false
 		}
+	}
+	if gate == GateWaiting { // leases that the old home has recorded are served meanwhile
+		g.why = nothing
+		return g.term.waitUntil, false
 	}
 	return never, true
 }
@@ -309,12 +324,12 @@ func (g *group) start(w *waiter, ds []Delivery) (served bool, again time.Duratio
 	renew := g.term.renewDue(g.k.lease, now)
 	g.k.mu.Unlock()
 	if w.ctx.Err() != nil {
-		g.led.undo(ds)
+		g.led.undo(ds, now)
 		w.finish(nil, nil)
 		return true, never
 	}
 	if !open {
-		g.led.undo(ds)
+		g.led.undo(ds, now)
 		w.why = gated
 		return false, g.k.wantRead()
 	}
@@ -407,7 +422,7 @@ func (g *group) carried(l *Ledger, b *batch, res queue.Result, err error) bool {
 		b.maybe = true
 		return false
 	case res.Code == code.OK:
-		if err := l.answered(b, &res, now); err != nil {
+		if err := l.answered(b, &res, now, g.k.o.Stamp()); err != nil {
 			g.fault(err)
 		}
 	default:
@@ -507,8 +522,25 @@ func (g *group) await(ctx context.Context, want bool, cond func() (bool, error))
 	}
 }
 
+// awaitOr is await for a call: it is told why its time has run out.
+func (g *group) awaitOr(ctx context.Context, want bool, cond func() (bool, error)) error {
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+	}
+	err := g.await(ctx, want, cond)
+	if err != nil && ctx.Err() != nil {
+		if why := g.gateReason(); why != nil {
+			return why
+		}
+		return ended(ctx)
+	}
+	return err
+}
+
 // note tells the follower whether anybody waits.
-func (g *group) note() { g.waits.Store(g.waiters.n > 0 || g.wanted > 0) }
+func (g *group) note() { g.waits.Store(g.waiters.n > 0 || g.wanted > 0 || g.asking > 0) }
 
 // stats describes the group.
 func (g *group) stats() GroupStats {

@@ -143,13 +143,14 @@ func (l *Ledger) load(e *entry, stamp queue.Stamp) (queue.StoredMessage, bool, e
 // lend leases a picked message.
 func (l *Ledger) lend(e *entry, m queue.StoredMessage, t take, now time.Duration, stamp queue.Stamp) Delivery {
 	l.number++
-	e.lease, e.recorded = queue.LeaseName{Epoch: l.epoch, Number: l.number}, false
-	e.handed, e.deadline = now, now+t.lease
+	e.lease, e.recorded, e.kept = queue.LeaseName{Epoch: l.epoch, Number: l.number}, false, false
+	e.handed, e.touched, e.deadline = now, now, now+t.lease
 	if e.first == 0 {
 		e.first = stamp
 	}
 	l.hold(e, t.consumer, now)
 	l.leases.push(e)
+	l.ages.add(e)
 	l.counters.handed++
 	return Delivery{
 		Message: m, Attempt: e.attempts + 1, Round: e.round, Lease: t.lease, Deadline: stampAfter(stamp, t.lease),
@@ -157,15 +158,20 @@ func (l *Ledger) lend(e *entry, m queue.StoredMessage, t take, now time.Duration
 	}
 }
 
-// undo takes back deliveries that never left: they do not count, and are the next ones again.
-func (l *Ledger) undo(ds []Delivery) {
+// undo takes back deliveries that never left: they do not count, and are the next ones again; those of which a record
+// was proposed once apply has released them.
+func (l *Ledger) undo(ds []Delivery, now time.Duration) {
 	for i := range ds {
 		e := l.tracked[ds[i].Message.Address]
-		if e == nil || !e.live || e.lease != ds[i].lease || !e.resolved() {
+		if e == nil || !e.live || e.lease != ds[i].lease || e.ack != nil || e.exp != nil || e.then != nil {
 			continue
 		}
 		l.counters.handed--
-		l.giveBack(e)
+		if l.unrecorded(e) {
+			l.giveBack(e)
+		} else {
+			l.decide(e, queue.ExpireEntry{Kind: queue.ExpireRelease, Attempts: e.attempts}, now).own = true
+		}
 	}
 }
 
@@ -177,6 +183,9 @@ func (l *Ledger) giveBack(e *entry) {
 	l.requeue(e, 0)
 }
 
+// ranOut is the reason of a failure that nobody has told.
+const ranOut = "lease ran out"
+
 // runOut starts to record the leases whose time is over; not while this host's clock is refused (stamp 0), since their
 // backoff could not be made absolute.
 func (l *Ledger) runOut(now time.Duration, stamp queue.Stamp) {
@@ -184,8 +193,7 @@ func (l *Ledger) runOut(now time.Duration, stamp queue.Stamp) {
 		return
 	}
 	for e := l.leases.peek(); e != nil && e.deadline <= now; e = l.leases.peek() {
-		l.leases.remove(e)
-		l.fail(e, "lease ran out", nil, now, stamp).runOut = true
+		l.fail(e, ranOut, nil, now, stamp).runOut = true
 	}
 }
 
@@ -203,14 +211,29 @@ func (l *Ledger) fail(e *entry, reason string, delay *time.Duration, now time.Du
 	return l.decide(e, queue.ExpireEntry{Kind: queue.ExpireUpdate, Attempts: attempts, NotBefore: notBefore, Reason: reason}, now)
 }
 
-// decide makes the one unresolved Expire entry of a message, on its present change number.
+// decide makes the one unresolved Expire entry of a message. While its lease is being recorded the entry waits for
+// the answer: a record that was not proposed yet is withdrawn for it.
 func (l *Ledger) decide(e *entry, x queue.ExpireEntry, now time.Duration) *op {
-	l.lift(e)
-	x.Address, x.Change = e.address, e.change
+	x.Address = e.address
 	o := &op{e: e, address: e.address, expire: x}
-	e.exp = o
-	l.expires.add(o, now)
+	if l.withdrawRecord(e); e.rec != nil {
+		e.then = o
+	} else {
+		l.begin(o, now)
+	}
 	return o
+}
+
+// begin makes an entry the unresolved one of its message, on the present change number.
+func (l *Ledger) begin(o *op, now time.Duration) {
+	l.lift(o.e)
+	o.expire.Change = o.e.change
+	if o.expire.Kind == queue.ExpireLease {
+		o.e.rec = o
+	} else {
+		o.e.exp = o
+	}
+	l.expires.add(o, now)
 }
 
 // messageBytes is what a message counts against a receive's bytes.

@@ -217,7 +217,7 @@ func (k *Keeper) read(r Read) {
 	k.mu.Unlock()
 	for _, g := range k.list(nil) {
 		g.mu.Lock()
-		if g.led != nil || g.waiters.n > 0 || g.wanted > 0 {
+		if g.led != nil || g.waiters.n > 0 || g.wanted > 0 || g.asking > 0 {
 			if granted {
 				g.grant(r)
 			}

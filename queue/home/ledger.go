@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
 )
 
 // Look-ahead bounds: how many messages a ledger remembers beside the leased ones before it stops reading ahead. What
@@ -48,11 +49,12 @@ func (m *marks) noteLast(a queue.Address) {
 //
 // Invariants (Check):
 //  1. A message has at most one live lease.
-//  2. A message has at most one unresolved Expire entry, and never an ack beside one; with either it gets no lease
-//     and its lease does not run out.
+//  2. A message has at most one unresolved Expire entry, and never an ack beside one that does more than record the
+//     lease; with either it gets no lease and its lease does not run out.
 //  3. Of one key at most one message is leased or ready, and it is the first tracked one.
 //  4. leased and every consumer's held are the numbers of live leases.
-//  5. Every unfinished message below scan is tracked, was passed by the straggler scan's rules, or is in the delayed
+//  5. A lease without a record is among the ages, unless a command for its message is unresolved.
+//  6. Every unfinished message below scan is tracked, was passed by the straggler scan's rules, or is in the delayed
 //     index above the due cursor.
 type Ledger struct {
 	reader queue.Reader
@@ -70,6 +72,8 @@ type Ledger struct {
 	chains   map[string]*chain
 	timed    entryHeap // by (not-before, address): heads of keys, retrying, given back
 	leases   entryHeap // by deadline
+	ages     ages      // of leases: those without a record
+	leaving  bool      // the group is being moved: every open lease is recorded now
 	fresh    buffer    // read ahead, in address order
 	due      buffer    // delayed messages that are due, in (visible-at, address) order
 	blocked  int
@@ -116,7 +120,7 @@ func newLedger(r queue.Reader, m *marks, g queue.GroupInfo, o queue.QueueOptions
 	}
 	l.dueSeen, l.disorderSeen, l.delayedSeen = m.delayed.Load(), m.disorder.Load(), l.delayedMark()
 	m.noteLast(r.Meta().Last)
-	if l.keyed {
+	if l.keyed && g.Counters.Leased == 0 {
 		return l, nil // the scan meets retrying messages at their place in their key
 	}
 	for from := queue.Address(0); ; {
@@ -125,7 +129,10 @@ func newLedger(r queue.Reader, m *marks, g queue.GroupInfo, o queue.QueueOptions
 			return nil, err
 		}
 		for i := range page {
-			l.discover(&page[i], now, stamp)
+			// With key order a message that is out blocks its key, so it is known before the scan meets the others.
+			if !l.keyed || page[i].HasLease {
+				l.discover(&page[i], now, stamp)
+			}
 		}
 		if next == 0 {
 			return l, nil
@@ -188,18 +195,34 @@ func (l *Ledger) enchain(e *entry, key []byte) {
 	}
 }
 
-// honour takes over a lease that apply has recorded: it lasts to its deadline and a margin, twice the greatest
-// difference of two hosts' clocks.
+// skewMargin is twice the greatest difference between two hosts' clocks, in ms: so much longer than its recorded
+// deadline lasts a lease that was recorded by another process.
+const skewMargin = 1000
+
+// honour takes over a lease that apply has recorded: it lasts to its deadline and the margin. One that is over by then
+// runs out now, and counts.
 func (l *Ledger) honour(e *entry, r queue.RecordedLease, now time.Duration, stamp queue.Stamp) {
-	const margin = 1000
-	if e.place == placeBlocked || r.Deadline+margin <= stamp {
+	if e.place == placeBlocked {
 		return
 	}
-	e.lease, e.recorded = r.Name, true
-	e.deadline = now + ms(uint64(r.Deadline+margin-stamp))
-	e.handed = now
+	e.lease, e.recorded, e.kept = r.Name, true, true
+	e.deadline, e.handed, e.touched = now, now, now
+	if end := r.Deadline + skewMargin; end > stamp {
+		e.deadline += ms(uint64(end - stamp))
+	}
 	l.hold(e, r.Consumer, now)
+	if l.cfg.SingleActiveConsumer && l.active == nil {
+		l.active = e.consumer
+	}
+	l.lease(e)
+}
+
+// lease puts a live lease into the heap of deadlines; one without a record is to get it first of all.
+func (l *Ledger) lease(e *entry) {
 	l.leases.push(e)
+	if !e.kept {
+		l.ages.addFirst(e)
+	}
 }
 
 // requeue makes an entry deliverable from its not-before on; 0 is at once and before everything fresh.
@@ -220,6 +243,9 @@ func (l *Ledger) lift(e *entry) {
 		l.timed.remove(e)
 	case placeLeased:
 		l.leases.remove(e)
+		if l.ages.holds(e) {
+			l.ages.remove(e)
+		}
 	case placeBlocked:
 		l.blocked--
 	case placeFresh:
@@ -245,6 +271,7 @@ func (l *Ledger) unbuffer(e *entry) {
 func (l *Ledger) drop(e *entry) {
 	l.lift(e)
 	l.unhold(e)
+	l.abandonRecord(e, code.UnknownDelivery)
 	e.place = placeGone
 	delete(l.tracked, e.address)
 	c := e.chain
@@ -301,7 +328,7 @@ func (l *Ledger) forgetIdle(c *consumer) {
 }
 
 // forget clears the lease of an entry: a receipt of it is worth nothing from here on.
-func (e *entry) forget() { e.lease, e.recorded = queue.LeaseName{}, false }
+func (e *entry) forget() { e.lease, e.recorded, e.kept = queue.LeaseName{}, false, false }
 
 // ms turns milliseconds into a duration, saturating.
 func ms(n uint64) time.Duration {

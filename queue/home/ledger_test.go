@@ -45,6 +45,7 @@ type pending struct {
 	c        *call
 	d        Delivery
 	kind     string
+	op       *op // of a claim
 	answered bool
 }
 
@@ -97,6 +98,7 @@ func (w *ledgerWorld) pump() {
 	_, err := w.led.tidy(w.now, w.stamp())
 	require.NoError(w.t, err)
 	w.led.runOut(w.now, w.stamp())
+	w.led.recordDue(w.now, w.stamp())
 	for b := w.led.next(w.now, w.stamp()); b != nil; b = w.led.next(w.now, w.stamp()) {
 		w.net = append(w.net, b)
 	}
@@ -116,11 +118,19 @@ func (w *ledgerWorld) look(p *pending) {
 	a := p.d.Message.Address
 	done, _ := w.state.Finished(worldGroup, a)
 	switch {
+	case p.kind == "claim" && res.Code == code.OK && !res.Dead:
+		require.NotNil(w.t, w.holder[a], "%s: claimed from nobody", a)
+		require.Less(w.t, w.holder[a].Attempt, p.op.got.Attempt)
+		w.checkDelivery(&p.op.got)
+	case p.kind == "claim":
+		if res.Dead {
+			delete(w.holder, a)
+		}
 	case p.kind == "ack" && res.Code == code.OK:
 		require.True(w.t, done, "%s: an ack was answered OK and the message is not finished", a)
 		w.acked[a] = true
 		delete(w.holder, a)
-	case res.Code == code.OK && p.kind != "extend":
+	case res.Code == code.OK && p.kind != "extend", p.kind == "release" && res.Effect == code.EffectMaybe:
 		w.letGo(p.d)
 	}
 }
@@ -190,10 +200,27 @@ func (w *ledgerWorld) settleOne(kind string, do func(Receipt, ref) code.Code) {
 	d := rapid.SampledFrom(w.given).Draw(w.t, "lease")
 	p := &pending{c: newCall(1), d: d, kind: kind}
 	by := ref{p.c, 0}
-	if c := do(Receipt{Group: worldGroup, Lease: d.lease, Address: d.Message.Address}, by); c != 0 {
+	c := do(Receipt{Group: worldGroup, Lease: d.lease, Address: d.Message.Address}, by)
+	if h := w.holder[d.Message.Address]; c == 0 && h != nil {
+		require.Equal(w.t, h.lease, d.lease, "%s: a %s with the lease of somebody else", d.Message.Address, kind)
+	}
+	if c != 0 {
 		by.resolve(plain(c))
 	}
 	w.calls = append(w.calls, p)
+}
+
+// claim takes over a lease that is idle.
+func (w *ledgerWorld) claim(consumer string, minIdle time.Duration) {
+	idle, err := w.led.idleLeases(take{max: 1, maxBytes: 1 << 20, consumer: consumer}, minIdle, w.now)
+	require.NoError(w.t, err)
+	for _, e := range idle {
+		require.GreaterOrEqual(w.t, w.now-e.touched, minIdle)
+		o := w.led.claim(e, &take{lease: time.Second, consumer: consumer}, w.now)
+		p := &pending{c: newCall(1), d: *w.holder[e.address], kind: "claim", op: o}
+		o.join(ref{p.c, 0})
+		w.calls = append(w.calls, p)
+	}
 }
 
 // answer lets the network do something with one command in flight.
@@ -221,7 +248,7 @@ func (w *ledgerWorld) answer(outcome string) {
 	}
 	res := w.commit(b.command)
 	require.Equal(w.t, code.OK, res.Code)
-	require.NoError(w.t, w.led.answered(b, &res, w.now))
+	require.NoError(w.t, w.led.answered(b, &res, w.now, w.stamp()))
 }
 
 func (w *ledgerWorld) enqueue(n int) {
@@ -265,10 +292,13 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 		}),
 		"receive and hang up": step(func() {
 			ds := w.receive("x", draw(1, 5, "max"), time.Second)
-			w.led.undo(ds)
+			w.led.undo(ds, w.now)
 			for _, d := range ds {
 				w.letGo(d)
 			}
+		}),
+		"claim": step(func() {
+			w.claim([]string{"", "x", "y"}[draw(0, 2, "consumer")], time.Duration(draw(0, 3000, "idle"))*time.Millisecond)
 		}),
 		"nack": step(func() {
 			n := NackItem{HasDelay: rapid.Bool().Draw(w.t, "delay"), Delay: time.Duration(draw(0, 3000, "delay ms")) * time.Millisecond}
@@ -282,7 +312,7 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 		}),
 		"extend": step(func() {
 			d := time.Duration(draw(0, 5000, "ms")) * time.Millisecond
-			w.settleOne("extend", func(r Receipt, by ref) code.Code { return w.led.extend(r, d, w.now) })
+			w.settleOne("extend", func(r Receipt, by ref) code.Code { return w.led.extend(r, d, by, w.now, w.stamp()) })
 		}),
 		"give up": step(func() {
 			for _, p := range w.calls {
@@ -294,6 +324,7 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 		"park":      step(w.park),
 		"redrive":   step(w.redrive),
 		"restart":   step(func() { w.restart() }),
+		"move":      step(func() { w.move() }),
 	}
 	for range 3 { // often
 		for i := range 3 {
@@ -353,7 +384,31 @@ func (w *ledgerWorld) redrive() {
 	}
 }
 
-// restart is a new home: a new epoch, a new ledger, and no lease of the old one.
+// move is a planned move: what is open is recorded first, so that no lease is lost.
+func (w *ledgerWorld) move() {
+	w.led.leaving = true
+	for w.pump(); !w.led.idle(); w.pump() {
+		if len(w.net) == 0 {
+			w.pass(100) // a command that could not be queued rests
+			continue
+		}
+		w.answer("commit")
+	}
+	held := maps.Clone(w.holder)
+	live := map[queue.Address]bool{}
+	for a, e := range w.led.tracked {
+		live[a] = e.live
+	}
+	w.restart()
+	for a, d := range held {
+		if live[a] {
+			require.NotNil(w.t, w.holder[a], "%s: its lease was lost by a planned move", a)
+			require.Equal(w.t, d.lease, w.led.tracked[a].lease)
+		}
+	}
+}
+
+// restart is a new home: a new epoch, a new ledger, and of the old one's leases those that were recorded.
 func (w *ledgerWorld) restart() {
 	info, _ := w.state.Group(worldGroup)
 	w.commit(&queue.Home{Stamp: w.stamp(), Group: worldGroup, ExpectedHome: info.Home, ExpectedEpoch: info.Epoch, NewHome: 1})
@@ -363,8 +418,14 @@ func (w *ledgerWorld) restart() {
 		w.look(p)
 	}
 	w.calls, w.net = nil, nil
-	clear(w.holder)
+	maps.DeleteFunc(w.holder, func(a queue.Address, d *Delivery) bool {
+		_, lease, _, _ := w.state.RetryOf(worldGroup, a)
+		return lease.Name != d.lease
+	})
 	w.build()
+	for a, d := range w.holder {
+		require.Equal(w.t, d.lease, w.led.tracked[a].lease, "%s: a recorded lease was forgotten", a)
+	}
 }
 
 // drain consumes everything: nothing is stuck.

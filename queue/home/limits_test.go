@@ -186,12 +186,16 @@ func TestExtendAndRelease(t *testing.T) {
 			pass(1900 * time.Millisecond)
 			require.Equal(t, []code.Code{code.OK}, codes(t)(k.Extend(within(time.Second), "g", []ExtendItem{{Receipt: d.Receipt, Lease: 2 * time.Second}})))
 		}
+		proposed := len(a.commands())
+		require.Equal(t, 1+5, proposed, "the record after a second, and one for each extend")
 		require.Equal(t, []code.Code{code.OK}, codes(t)(k.Release(within(time.Second), "g", []string{d.Receipt})))
-		require.Empty(t, a.commands(), "a lease that was never recorded is released in the ledger alone")
+		require.Len(t, a.commands(), proposed+1, "a recorded lease is released by a command")
 		again := get(t, k, ReceiveRequest{})[0]
 		require.EqualValues(t, 1, again.Attempt)
 		require.Equal(t, d.FirstDelivered, again.FirstDelivered)
 		require.Equal(t, []code.Code{code.UnknownDelivery}, ack(t, k, d.Receipt))
+		require.Equal(t, []code.Code{code.OK}, codes(t)(k.Release(within(time.Second), "g", []string{again.Receipt})))
+		require.Len(t, a.commands(), proposed+1, "a lease that was never recorded is released in the ledger alone")
 	})
 }
 

@@ -12,15 +12,17 @@ import (
 	"go.uber.org/zap"
 )
 
-// drainTime is how long a planned move waits for acks that are under way.
-const drainTime = 500 * time.Millisecond
+// drainTime bounds how long a planned move waits for the records of open leases and for what else is under way.
+const drainTime = 5 * time.Second
 
 // moveWorkers bounds the groups that ReleaseAll hands over at a time.
 const moveWorkers = 16
 
 // Move hands a group over to another replica of the shard, which the caller has found to be a full one: deliveries
-// stop, acks that are under way are waited for briefly, then Home is proposed, `released` if this home may say so,
-// which spares the new one its wait. Leases that are open end: their messages come again at the new home, uncounted.
+// stop, open leases are recorded and what is under way is waited for, then Home is proposed, `released` if this home
+// may say so, which spares the new one its wait. Nothing comes again because of it: the new home honours the leases
+// and their receipts. Calls that settle wait for the outcome; they are then told to go to the new home. Where no quorum
+// answers within 5 s, or half of what ctx leaves, the move goes on without the rest, which then comes again, uncounted.
 //
 // After a call that failed the group may or may not have moved. Here it is then served under a new epoch only, after
 // the wait of a new home. NotOwner says that the home was elsewhere, MutationFenced that it changed meanwhile.
@@ -79,17 +81,25 @@ func (g *group) move(ctx context.Context, to queue.ReplicaID) error {
 		g.info.Name, g.info.Home, g.info.Epoch)
 }
 
-// drain waits for acks and failures that are under way, briefly.
+// drain records every open lease and waits for that and for what else is under way. No call adds anything meanwhile.
 func (g *group) drain(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, drainTime)
+	if g.led == nil {
+		return
+	}
+	wait := drainTime
+	if end, bounded := ctx.Deadline(); bounded {
+		wait = min(wait, time.Until(end)/2)
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
+	g.led.leaving = true
 	// Whatever ends the wait, the move goes on: an unresolved command is fenced by the new epoch.
 	_ = g.await(ctx, false, func() (bool, error) { return g.led == nil || g.led.idle(), nil })
 }
 
-// idle says whether no command of the ledger is waiting or in flight.
+// idle says whether no command of the ledger is waiting or in flight, and every lease is recorded.
 func (l *Ledger) idle() bool {
-	return l.acks.inFlight+l.expires.inFlight+len(l.acks.waiting)+len(l.expires.waiting) == 0
+	return l.acks.inFlight+l.expires.inFlight+len(l.acks.waiting)+len(l.expires.waiting) == 0 && l.ages.oldest == nil
 }
 
 // carryHome proposes a Home until its outcome is known or ctx ends. Home names what it expects, so a late copy is

@@ -31,7 +31,13 @@ type op struct {
 	address  queue.Address
 	expire   queue.ExpireEntry // Kind 0: an ack
 	runOut   bool              // decided by the ledger: the lease ran out
+	own      bool              // decided by the ledger: nobody needs to wait for it
 	canceled bool
+	deadline time.Duration // of a record: the lease's
+	extends  bool          // of a record: a consumer asked for it, at asked
+	asked    time.Duration
+	claim    *take    // of a claim: who gets the message
+	got      Delivery // of a claim: what it got
 	batch    *batch
 	refs     []ref  // who waits for it
 	one      [1]ref // room for the first of refs
@@ -44,7 +50,8 @@ type ref struct {
 	i int
 }
 
-// call collects the results of one Ack, Nack, Release, Reject, Redrive or PurgeDead. Guarded by the group's lock.
+// call collects the results of one Ack, Nack, Release, Reject, Extend, ClaimIdle, Redrive or PurgeDead. Guarded by the
+// group's lock.
 type call struct {
 	results []ItemResult
 	ops     []*op // by item; nil: resolved

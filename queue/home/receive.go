@@ -249,7 +249,7 @@ func (g *group) hand(w *waiter) ([]Delivery, error) {
 		if len(w.out) > 0 {
 			g.mu.Lock()
 			if g.led == w.led {
-				g.led.undo(w.out)
+				g.led.undo(w.out, g.k.o.Boot())
 				g.pump()
 			}
 			g.mu.Unlock()

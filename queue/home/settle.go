@@ -41,7 +41,7 @@ func (l *Ledger) ack(r Receipt, by ref, now time.Duration) (code.Code, error) {
 		e.exp.late = append(e.exp.late, by)
 		by.c.ops[by.i] = e.exp
 		return 0, nil
-	case e.exp != nil:
+	case e.exp != nil || e.then != nil && !e.then.extends:
 		return code.Skipped, nil
 	}
 	l.beginAck(e, now).join(by)
@@ -59,9 +59,11 @@ func (l *Ledger) ackForgotten(r Receipt) (code.Code, error) {
 	return code.UnknownDelivery, err
 }
 
-// beginAck makes the one unresolved ack of a message. From here on its lease does not run out.
+// beginAck makes the one unresolved ack of a message. From here on its lease does not run out. A record of the lease may
+// be under way beside it: the ack removes what that leaves.
 func (l *Ledger) beginAck(e *entry, now time.Duration) *op {
 	l.lift(e)
+	l.withdrawRecord(e)
 	if e.live {
 		e.consumer.seen = max(e.consumer.seen, now)
 	}
@@ -71,7 +73,8 @@ func (l *Ledger) beginAck(e *entry, now time.Duration) *op {
 	return o
 }
 
-// heldBy finds a message for anything but an ack: its lease must be live, in time, and nothing may be under way.
+// heldBy finds a message for anything but an ack: its lease must be live, in time, and nothing may be under way but a
+// record of it.
 func (l *Ledger) heldBy(r Receipt, now time.Duration) (*entry, code.Code) {
 	e, c := l.leasedBy(r)
 	switch {
@@ -79,9 +82,9 @@ func (l *Ledger) heldBy(r Receipt, now time.Duration) (*entry, code.Code) {
 		return nil, c
 	case !e.live || e.exp != nil && e.exp.runOut:
 		return nil, code.UnknownDelivery
-	case !e.resolved():
+	case e.ack != nil || e.exp != nil || e.then != nil:
 		return e, code.Skipped
-	case e.deadline <= now:
+	case e.deadline <= now && (e.rec == nil || e.rec.deadline <= now):
 		return nil, code.UnknownDelivery
 	}
 	e.consumer.seen = max(e.consumer.seen, now)
@@ -90,11 +93,16 @@ func (l *Ledger) heldBy(r Receipt, now time.Duration) (*entry, code.Code) {
 
 // repeats joins a call to an unresolved entry of the same kind for the same lease: a client asks again.
 func repeats(e *entry, by ref, kinds ...queue.ExpireKind) bool {
-	if e == nil || e.exp == nil || !slices.Contains(kinds, e.exp.expire.Kind) {
+	if e == nil {
 		return false
 	}
-	e.exp.join(by)
-	return true
+	for _, o := range [...]*op{e.exp, e.then} {
+		if o != nil && slices.Contains(kinds, o.expire.Kind) {
+			o.join(by)
+			return true
+		}
+	}
+	return false
 }
 
 // nack gives a message back as failed.
@@ -140,27 +148,12 @@ func (l *Ledger) release(r Receipt, by ref, now time.Duration) code.Code {
 		}
 		return c
 	}
-	if !e.recorded {
+	if l.unrecorded(e) {
 		l.giveBack(e)
 		return code.OK
 	}
 	l.decide(e, queue.ExpireEntry{Kind: queue.ExpireRelease, Attempts: e.attempts}, now).join(by)
 	return 0
-}
-
-// extend sets a lease's deadline to d from now. It holds in this ledger only: a new home knows nothing of it.
-func (l *Ledger) extend(r Receipt, d time.Duration, now time.Duration) code.Code {
-	e, c := l.heldBy(r, now)
-	if c != 0 {
-		return c
-	}
-	if now+d > e.handed+MaxLease {
-		return code.InvalidArgument
-	}
-	l.leases.remove(e)
-	e.deadline = now + d
-	l.leases.push(e)
-	return code.OK
 }
 
 // deadOp begins a redrive or purge of a dead letter; false when something is under way for it already.
@@ -192,6 +185,7 @@ func (l *Ledger) next(now time.Duration, stamp queue.Stamp) *batch {
 			entries := make([]queue.ExpireEntry, len(b.ops))
 			for i, o := range b.ops {
 				entries[i] = o.expire
+				o.proposed()
 			}
 			b.command = &queue.Expire{Stamp: stamp, Group: l.id, Epoch: l.epoch, Entries: entries}
 			return b
@@ -201,7 +195,7 @@ func (l *Ledger) next(now time.Duration, stamp queue.Stamp) *batch {
 }
 
 // answered takes what apply said about a batch under this epoch.
-func (l *Ledger) answered(b *batch, res *queue.Result, now time.Duration) error {
+func (l *Ledger) answered(b *batch, res *queue.Result, now time.Duration, stamp queue.Stamp) error {
 	b.from.settled()
 	var first error
 	for i, o := range b.ops {
@@ -209,7 +203,7 @@ func (l *Ledger) answered(b *batch, res *queue.Result, now time.Duration) error 
 		if b.from == &l.acks {
 			l.acked(o, itemOr(res.Acks, i, queue.AckUnknown))
 		} else {
-			err = l.expired(o, itemOr(res.Expires, i, queue.ExpireResult{}), b.maybe, now)
+			err = l.expired(o, itemOr(res.Expires, i, queue.ExpireResult{}), b.maybe, now, stamp)
 		}
 		if first == nil {
 			first = err
@@ -242,10 +236,17 @@ func (l *Ledger) acked(o *op, s queue.AckState) {
 
 // expired takes one entry's outcome. An entry that was proposed more than once, and whose first copy was applied, is
 // skipped at the next: the change number tells, since nobody else changes the message under this epoch.
-func (l *Ledger) expired(o *op, r queue.ExpireResult, again bool, now time.Duration) error {
+func (l *Ledger) expired(o *op, r queue.ExpireResult, again bool, now time.Duration, stamp queue.Stamp) error {
 	e := o.e
-	e.exp = nil
 	ours := r.Applied || again && !r.Finished && r.Change == o.expire.Change+1
+	switch o {
+	case e.rec:
+		return l.recordAnswered(o, r, ours, now)
+	case e.exp:
+		e.exp = nil
+	default:
+		return nil // a record of a message that was finished before the answer came
+	}
 	if postponed := o.expire.Kind == queue.ExpireDead && !r.Dead && r.Change == o.expire.Change; postponed && !ours && !r.Finished {
 		e.exp, o.batch = o, nil // the command had parked enough: propose it again
 		l.expires.add(o, now)
@@ -267,6 +268,8 @@ func (l *Ledger) expired(o *op, r queue.ExpireResult, again bool, now time.Durat
 	case queue.ExpireRelease:
 		l.giveBack(e)
 		resolveAll(o.refs, plain(code.OK))
+	case queue.ExpireClaim:
+		return l.claimed(o, r, now, stamp)
 	case queue.ExpireRedrive:
 		resolveAll(o.refs, plain(code.OK))
 		return l.redriven(e, r)
@@ -281,7 +284,7 @@ func (l *Ledger) failed(o *op, now time.Duration) {
 	l.counters.failed++
 	e.attempts, e.notBefore, e.reason = o.expire.Attempts, o.expire.NotBefore, o.expire.Reason
 	l.unhold(e)
-	e.recorded = false
+	e.recorded, e.kept = false, false
 	resolveAll(o.refs, ItemResult{Code: code.OK, Effect: code.EffectDone, NotBefore: e.notBefore})
 	if !o.runOut {
 		e.forget()
@@ -382,7 +385,7 @@ func (l *Ledger) leave(c *call, now time.Duration, unknown, untried ItemResult) 
 
 // withdrawIdle takes back a waiting op that nobody waits for any more.
 func (l *Ledger) withdrawIdle(o *op, now time.Duration) {
-	if o.batch == nil && !o.canceled && !o.runOut && len(o.refs) == 0 {
+	if o.batch == nil && !o.canceled && !o.runOut && !o.own && len(o.refs) == 0 {
 		o.canceled = true
 		l.restore(o, now)
 	}
@@ -391,12 +394,24 @@ func (l *Ledger) withdrawIdle(o *op, now time.Duration) {
 // restore puts a message back to where it was before an op that came to nothing.
 func (l *Ledger) restore(o *op, now time.Duration) {
 	e := o.e
-	e.ack, e.exp = nil, nil
+	switch o {
+	case e.ack:
+		e.ack = nil
+	case e.exp:
+		e.exp = nil
+	case e.rec:
+		e.rec = nil
+	case e.then:
+		e.then = nil
+		return // the record goes on
+	default:
+		return // the message has been finished
+	}
 	switch {
 	case e.dead:
 		l.drop(e)
 	case e.live:
-		l.leases.push(e)
+		l.settleDown(e, now)
 	default:
 		l.requeue(e, e.notBefore)
 	}
@@ -420,12 +435,18 @@ func (l *Ledger) end(refusal code.Code, decisive bool) {
 			resolveAll(e.exp.refs, res)
 			resolveAll(e.exp.late, plain(refusal))
 		}
+		if e.rec != nil {
+			resolveAll(e.rec.refs, l.recordAtEnd(e.rec, refusal, decisive))
+		}
+		if e.then != nil {
+			resolveAll(e.then.refs, plain(l.movedOr(e, refusal)))
+		}
 	}
 }
 
 func (l *Ledger) ackAtEnd(o *op, refusal code.Code, decisive bool) ItemResult {
 	if o.batch == nil {
-		return plain(refusal)
+		return plain(l.movedOr(o.e, refusal))
 	}
 	if !decisive {
 		return ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe}
@@ -436,7 +457,7 @@ func (l *Ledger) ackAtEnd(o *op, refusal code.Code, decisive bool) ItemResult {
 	case done:
 		return plain(code.OK)
 	}
-	return plain(refusal)
+	return plain(l.movedOr(o.e, refusal))
 }
 
 // nextEvent is the boot time at which the ledger has something to do by itself; waiting says whether a receive
@@ -444,10 +465,11 @@ func (l *Ledger) ackAtEnd(o *op, refusal code.Code, decisive bool) ItemResult {
 func (l *Ledger) nextEvent(now time.Duration, stamp queue.Stamp, waiting bool) time.Duration {
 	at := min(l.acks.due(), l.expires.due())
 	if e := l.leases.peek(); e != nil {
-		at = min(at, e.deadline)
-		if stamp == 0 && at <= now { // nothing runs out while the clock is refused
-			at = now + time.Second
+		own := min(e.deadline, l.recordAt())
+		if stamp == 0 && own <= now { // nothing runs out, or is recorded, while the clock is refused
+			own = now + time.Second
 		}
+		at = min(at, own)
 	}
 	if !waiting {
 		return at
