@@ -9,7 +9,7 @@ func (x *expirer) number(d *DeadLetter) {
 	d.ExportNumber, d.ExportState = x.g.exported, ExportPending
 	x.g.exports++
 	x.b.Set(appendKey2(x.key[:0], kindExport, uint64(x.g.id), d.ExportNumber), encodeExport(x.val[:0], d.Address))
-	x.event.Exports = true
+	x.event.Exports = x.g.id
 }
 
 // dropExport takes a dead letter out of the index; the caller removes or rewrites its record.
@@ -19,7 +19,6 @@ func (t *tx) dropExport(g *group, d *DeadLetter) {
 	}
 	g.exports--
 	t.b.Delete(appendKey2(t.key[:0], kindExport, uint64(g.id), d.ExportNumber))
-	t.event.Exports = true
 }
 
 // dropExportAt is dropExport for the stored value of a dead letter.
@@ -51,7 +50,6 @@ func (t *tx) dropExportsTo(g *group, to Address) {
 	case to >= t.meta.Last:
 		t.b.DeleteRange(appendKey1(nil, kindExport, uint64(g.id)), appendKey1(nil, kindExport, uint64(g.id)+1))
 		g.exports = 0
-		t.event.Exports = true
 		return
 	}
 	it := openIter(t.r, appendGroupAddressKey(nil, kindDead, g.id, 0), appendGroupAddressKey(nil, kindDead, g.id, to+1))
@@ -90,7 +88,7 @@ func (x *expirer) export(c *ExpireEntry, e *entryState) bool {
 		return false
 	}
 	x.putDeadLetter(e)
-	x.event.Exports = true
+	x.event.Exports = x.g.id
 	return true
 }
 

@@ -178,7 +178,7 @@ type Applied struct {
 	Last     Address   // the partition's last address
 	Appended bool      // messages were appended
 	Delayed  bool      // the delayed index got a new entry or a change
-	Exports  bool      // a dead letter got an export number, moved along its export, or lost its number
+	Exports  GroupID   // the group of which a dead letter got an export number, or moved along its export; 0: none
 	Redrive  bool      // some messages became deliverable out of order (redrive, release, purge, reset)
 	Groups   []GroupID // groups created, deleted, reset, configured, or given a home
 }

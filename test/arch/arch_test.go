@@ -43,6 +43,7 @@ var rules = map[string]rule{
 	"host/peer/peerv1/peerv1connect":    {ours: []string{"host/peer/peerv1"}},
 	"node/api":                          {ours: []string{"queue", "queue/code", "queue/api/...", "host/peer"}},
 	"node/admin":                        {ours: []string{"queue", "queue/code", "queue/api/...", "host/peer"}},
+	"node/outbox":                       {ours: []string{"queue", "queue/code"}},
 	"node":                              {ours: []string{"queue/...", "queue", "wal", "witness", "swarm", "host", "host/...", "node/..."}},
 	"cmd/tierq":                         {ours: []string{"node", "queue/client", "queue/code", "queue/api/...", "wal"}},
 	"test/arch":                         {},
