@@ -79,7 +79,7 @@ func (f *adminFleet) group(queueName, name string, cfg queue.GroupConfig) api.Gr
 
 func (f *adminFleet) info(queueName, name string) api.GroupInfo {
 	f.t.Helper()
-	for _, g := range must(f, func(n *Node) ([]api.GroupInfo, error) { return n.ListGroups(f.ctx, queueName) }) {
+	for _, g := range must(f, func(n *Node) ([]api.GroupInfo, error) { return n.ListGroups(f.ctx, queueName, nil) }) {
 		if g.Name == name {
 			return g
 		}
@@ -234,7 +234,7 @@ func testGroupPolicy(f *adminFleet) {
 	f.create("policy", queue.QueueOptions{})
 	g := f.group("policy", "g", queue.GroupConfig{})
 	configure := func(cfg queue.GroupConfig, version uint64) (api.GroupInfo, error) {
-		return try(f, func(n *Node) (api.GroupInfo, error) { return n.ConfigureGroup(f.ctx, "policy", "g", cfg, version) })
+		return try(f, func(n *Node) (api.GroupInfo, error) { return n.ConfigureGroup(f.ctx, "policy", nil, "g", cfg, version) })
 	}
 	got, err := configure(queue.GroupConfig{MaxAttempts: 2, BackoffBaseMs: 10, BackoffCapMs: 20}, g.ConfigVersion)
 	require.NoError(f.t, err)
@@ -255,7 +255,7 @@ func testGroupPolicy(f *adminFleet) {
 	require.EqualValues(f.t, 1, f.info("policy", "g").Counters.Dead)
 
 	pause := func(paused bool) api.GroupInfo {
-		return must(f, func(n *Node) (api.GroupInfo, error) { return n.PauseGroup(f.ctx, "policy", "g", paused) })
+		return must(f, func(n *Node) (api.GroupInfo, error) { return n.PauseGroup(f.ctx, "policy", nil, "g", paused) })
 	}
 	require.True(f.t, pause(true).Config.Paused)
 	version := pause(true).ConfigVersion
@@ -356,7 +356,7 @@ func testConsumers(f *adminFleet) {
 	f.receive("consumers", "g", "one", 2)
 	f.receive("consumers", "g", "two", 1)
 	f.receive("consumers", "g", "", 1)
-	c := must(f, func(n *Node) (api.Consumers, error) { return n.Consumers(f.ctx, "consumers", "g", true) })
+	c := must(f, func(n *Node) (api.Consumers, error) { return n.Consumers(f.ctx, "consumers", nil, "g", true) })
 	require.Equal(f.t, 4, c.InFlight)
 	held := map[string][]queue.Address{}
 	for _, x := range c.Consumers {
@@ -369,7 +369,7 @@ func testConsumers(f *adminFleet) {
 	require.Equal(f.t, map[string][]queue.Address{"one": {1, 2}, "two": {3}, "": {4}}, held)
 	version := f.info("consumers", "g").ConfigVersion
 	must(f, func(n *Node) (api.GroupInfo, error) {
-		return n.ConfigureGroup(f.ctx, "consumers", "g", queue.GroupConfig{MaxInFlight: 4}, version)
+		return n.ConfigureGroup(f.ctx, "consumers", nil, "g", queue.GroupConfig{MaxInFlight: 4}, version)
 	})
 	require.Equal(f.t, "in-flight-limit", f.explain("consumers", "g", 5, "").Verdict)
 	require.Equal(f.t, "in-flight-limit", f.explain("consumers", "g", 0, "").Verdict)
@@ -411,7 +411,7 @@ func testExplain(f *adminFleet) {
 	require.Contains(f.t, []string{"retrying", "ready"}, e.Verdict)
 	require.EqualValues(f.t, 1, e.Attempts)
 	require.NotEmpty(f.t, f.explain("explain", "g", 0, "").Verdict)
-	must(f, func(n *Node) (api.GroupInfo, error) { return n.PauseGroup(f.ctx, "explain", "g", true) })
+	must(f, func(n *Node) (api.GroupInfo, error) { return n.PauseGroup(f.ctx, "explain", nil, "g", true) })
 	require.Equal(f.t, "paused-group", f.explain("explain", "g", 0, "").Verdict)
 	late := must(f, func(n *Node) (api.GroupInfo, error) {
 		return n.CreateGroup(f.ctx, api.CreateGroup{Queue: "explain", Name: "late", Start: queue.Start{Kind: queue.StartLatest}})

@@ -11,6 +11,7 @@ import (
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/node/api"
 	"github.com/tierq/tierq/queue"
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/code"
 	"github.com/tierq/tierq/queue/home"
 )
@@ -36,11 +37,17 @@ func (n *Node) queueByName(ctx context.Context, name string) (catalog.Queue, err
 	return catalog.Queue{}, code.New(code.UnknownQueue, "queue %q does not exist: create it with `tierq queue create %s`", name, name)
 }
 
-func shardOf(q catalog.Queue, partition uint32) (uint64, error) {
-	if int(partition) >= len(q.Shards) {
-		return 0, code.New(code.UnknownPartition, "partition: %d, queue %q has %d", partition, q.Name, len(q.Shards))
+// shardOf finds a partition's shard; without a partition, the only one's.
+func (n *Node) shardOf(q catalog.Queue, p api.Partition) (uint64, error) {
+	switch {
+	case p == nil && len(q.Shards) > 1:
+		return 0, &api.SeveralError{Queue: n.queueInfo(q)}
+	case p == nil:
+		return q.Shards[0], nil
+	case int(*p) >= len(q.Shards):
+		return 0, code.New(code.UnknownPartition, "partition: %d, queue %q has %d, numbered from 0", *p, q.Name, len(q.Shards))
 	}
-	return q.Shards[partition], nil
+	return q.Shards[*p], nil
 }
 
 // desk returns the desk of a shard on this host, or says which host to ask: its leader's as far as known, else an
@@ -85,6 +92,7 @@ func operation(id uint64) uint64 {
 // CreateQueue implements api.Backend: it proposes the queue and waits until this fleet serves it.
 func (n *Node) CreateQueue(ctx context.Context, r api.CreateQueue) (api.QueueInfo, bool, error) {
 	opts := r.Options
+	opts.Partitions = r.Partitions
 	opts.EnsureDefaults()
 	if err := opts.Validate(); err != nil {
 		return api.QueueInfo{}, false, code.New(code.InvalidArgument, "%v", err)
@@ -169,28 +177,28 @@ func (n *Node) ListQueues(_ context.Context, prefix string) ([]api.QueueInfo, er
 }
 
 // DescribeQueue implements api.Backend.
-func (n *Node) DescribeQueue(ctx context.Context, name string) (api.QueueInfo, error) {
+func (n *Node) DescribeQueue(ctx context.Context, name string, p api.Partition) (api.QueueInfo, error) {
+	q, d, err := n.deskOf(ctx, name, p)
+	if err != nil {
+		return api.QueueInfo{}, err
+	}
+	// A partition without a leader is still described, as this host last saw it.
+	_ = d.raft.ReadIndex(ctx)
+	info := n.queueInfo(q)
+	meta, groups := d.reader.ReadStats()
+	info.HasState = true
+	info.Messages, info.Bytes, info.Delayed, info.Last = meta.Counters.Messages, meta.Counters.Bytes, meta.Counters.Delayed, meta.Last
+	info.Groups = n.groupInfos(q.Name, d, groups)
+	return info, nil
+}
+
+// LocateQueue implements api.Backend.
+func (n *Node) LocateQueue(ctx context.Context, name string) (api.QueueInfo, error) {
 	q, err := n.queueByName(ctx, name)
 	if err != nil {
 		return api.QueueInfo{}, err
 	}
-	info := n.queueInfo(q)
-	for _, shard := range q.Shards {
-		d, err := n.desk(shard)
-		if err != nil {
-			return api.QueueInfo{}, err
-		}
-		// A partition without a leader is still described, as this host last saw it.
-		_ = d.raft.ReadIndex(ctx)
-		meta, groups := d.reader.ReadStats()
-		info.HasState = true
-		info.Messages += meta.Counters.Messages
-		info.Bytes += meta.Counters.Bytes
-		info.Delayed += meta.Counters.Delayed
-		info.Last = max(info.Last, meta.Last)
-		info.Groups = append(info.Groups, n.groupInfos(q.Name, d, groups)...)
-	}
-	return info, nil
+	return n.queueInfo(q), nil
 }
 
 // DeleteQueue implements api.Backend.
@@ -263,8 +271,11 @@ func (n *Node) Publish(ctx context.Context, r api.Publish) (api.PublishReply, er
 	if err != nil {
 		return api.PublishReply{}, err
 	}
-	shard, err := shardOf(q, r.Partition)
+	shard, err := n.shardOf(q, r.Partition)
 	if err != nil {
+		return api.PublishReply{}, err
+	}
+	if err := checkKeys(q, r); err != nil {
 		return api.PublishReply{}, err
 	}
 	d, err := n.desk(shard)
@@ -317,13 +328,28 @@ func (n *Node) countPublish(p *queue.Publish, res queue.PublishResult) {
 	n.metrics.duplicates.Add(float64(dup))
 }
 
-// first returns a queue and the desk of its first partition; groups of partitioned queues come with partitions.
-func (n *Node) first(ctx context.Context, name string) (catalog.Queue, *desk, error) {
+// checkKeys refuses a message that its publisher has put into another partition than its key's, where keys have an order:
+// a client that does not know how many partitions the queue has now.
+func checkKeys(q catalog.Queue, r api.Publish) error {
+	if len(q.Shards) == 1 || q.Options.Ordering != queue.OrderKey || r.Publish.Producer.Kind > queue.ProducerClient {
+		return nil
+	}
+	for i := range r.Publish.Messages {
+		key := r.Publish.Messages[i].Key
+		if want := tierqv1.PartitionOfKey(key, uint32(len(q.Shards))); len(key) > 0 && want != *r.Partition {
+			return code.New(code.WrongPartition, "messages[%d].key: its partition is %d of %d, not %d", i, want, len(q.Shards), *r.Partition)
+		}
+	}
+	return nil
+}
+
+// deskOf returns a queue and the desk of one of its partitions.
+func (n *Node) deskOf(ctx context.Context, name string, p api.Partition) (catalog.Queue, *desk, error) {
 	q, err := n.queueByName(ctx, name)
 	if err != nil {
 		return q, nil, err
 	}
-	shard, err := shardOf(q, 0)
+	shard, err := n.shardOf(q, p)
 	if err != nil {
 		return q, nil, err
 	}
@@ -333,7 +359,7 @@ func (n *Node) first(ctx context.Context, name string) (catalog.Queue, *desk, er
 
 // CreateGroup implements api.Backend.
 func (n *Node) CreateGroup(ctx context.Context, r api.CreateGroup) (api.GroupInfo, error) {
-	q, d, err := n.first(ctx, r.Queue)
+	q, d, err := n.deskOf(ctx, r.Queue, r.Partition)
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
@@ -364,8 +390,8 @@ func (n *Node) replicaOn(shard, host uint64) (queue.ReplicaID, error) {
 }
 
 // ListGroups implements api.Backend.
-func (n *Node) ListGroups(ctx context.Context, name string) ([]api.GroupInfo, error) {
-	q, d, err := n.first(ctx, name)
+func (n *Node) ListGroups(ctx context.Context, name string, p api.Partition) ([]api.GroupInfo, error) {
+	q, d, err := n.deskOf(ctx, name, p)
 	if err != nil {
 		return nil, err
 	}
@@ -400,12 +426,15 @@ func (n *Node) groupInfoWith(queueName string, d *desk, g queue.GroupInfo, s hom
 	if h, ok := n.view().HostOf(d.shard, g.Home); ok {
 		info.HomeHost, info.HomeAPI = h.ID, h.ClientAddr
 	}
+	if p, ok := n.view().Placement(d.shard); ok {
+		info.Partition = p.Partition
+	}
 	return info
 }
 
 // DeleteGroup implements api.Backend.
-func (n *Node) DeleteGroup(ctx context.Context, name, group string) error {
-	_, d, err := n.first(ctx, name)
+func (n *Node) DeleteGroup(ctx context.Context, name string, p api.Partition, group string) error {
+	_, d, err := n.deskOf(ctx, name, p)
 	if err != nil {
 		return err
 	}
@@ -418,8 +447,8 @@ func (n *Node) DeleteGroup(ctx context.Context, name, group string) error {
 }
 
 // ResetGroup implements api.Backend.
-func (n *Node) ResetGroup(ctx context.Context, name, group string, start queue.Start) (api.GroupInfo, error) {
-	q, d, err := n.first(ctx, name)
+func (n *Node) ResetGroup(ctx context.Context, name string, p api.Partition, group string, start queue.Start) (api.GroupInfo, error) {
+	q, d, err := n.deskOf(ctx, name, p)
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
@@ -436,8 +465,8 @@ func (n *Node) ResetGroup(ctx context.Context, name, group string, start queue.S
 
 // MoveGroup implements api.Backend: the home hands over, released, so that nothing waits; a home whose host is silent is
 // replaced as a dead one is.
-func (n *Node) MoveGroup(ctx context.Context, name, group string, toHost uint64) (api.GroupInfo, error) {
-	q, d, err := n.first(ctx, name)
+func (n *Node) MoveGroup(ctx context.Context, name string, p api.Partition, group string, toHost uint64) (api.GroupInfo, error) {
+	q, d, err := n.deskOf(ctx, name, p)
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
@@ -467,7 +496,7 @@ func (n *Node) MoveGroup(ctx context.Context, name, group string, toHost uint64)
 
 // Receive implements api.Backend at the group's home; elsewhere it fails at once with the home's address.
 func (n *Node) Receive(ctx context.Context, r api.Receive) ([]api.Delivery, queue.Epoch, error) {
-	_, d, err := n.first(ctx, r.Queue)
+	q, d, err := n.deskOf(ctx, r.Queue, r.Partition)
 	if err != nil {
 		return nil, 0, n.toClient(err)
 	}
@@ -479,7 +508,11 @@ func (n *Node) Receive(ctx context.Context, r api.Receive) ([]api.Delivery, queu
 	name := r.Group
 	g, err := d.group(ctx, name)
 	if isCode(err, code.UnknownGroup) && name == api.DefaultGroup {
-		g, err = d.createGroup(ctx, name, queue.GroupConfig{}, queue.Start{}, d.self, operation(0))
+		home := d.self // of several partitions the homes are spread, or one host would serve them all
+		if len(q.Shards) > 1 {
+			home = 0
+		}
+		g, err = d.createGroup(ctx, name, queue.GroupConfig{}, queue.Start{}, home, operation(0))
 		if isCode(err, code.GroupExistsMismatch) || isCode(err, code.MutationFenced) {
 			g, err = d.group(ctx, name)
 		}
@@ -541,7 +574,7 @@ func (n *Node) withHome(d *desk, group string, err error) error {
 
 // Settle implements api.Backend at the group's home.
 func (n *Node) Settle(ctx context.Context, r api.Settle) ([]api.SettleResult, error) {
-	_, d, err := n.first(ctx, r.Queue)
+	_, d, err := n.deskOf(ctx, r.Queue, r.Partition)
 	if err != nil {
 		return nil, n.toClient(err)
 	}
@@ -608,7 +641,7 @@ func (n *Node) Digest(ctx context.Context, name string, partition uint32) (api.R
 	if err != nil {
 		return api.ReplicaDigest{}, err
 	}
-	shard, err := shardOf(q, partition)
+	shard, err := n.shardOf(q, &partition)
 	if err != nil {
 		return api.ReplicaDigest{}, err
 	}

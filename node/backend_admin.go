@@ -31,16 +31,8 @@ func (d *desk) admin() (adminReader, error) {
 }
 
 // partition finds a partition's desk, after a barrier: what is read then has everything that was acknowledged before.
-func (n *Node) partition(ctx context.Context, name string, number uint32) (*desk, error) {
-	q, err := n.queueByName(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	shard, err := shardOf(q, number)
-	if err != nil {
-		return nil, err
-	}
-	d, err := n.desk(shard)
+func (n *Node) partition(ctx context.Context, name string, p api.Partition) (*desk, error) {
+	_, d, err := n.deskOf(ctx, name, p)
 	if err != nil {
 		return nil, err
 	}
@@ -48,12 +40,9 @@ func (n *Node) partition(ctx context.Context, name string, number uint32) (*desk
 }
 
 // barrier is the desk and group of a call, after a barrier.
-func (n *Node) barrier(ctx context.Context, name, group string) (*desk, queue.GroupInfo, error) {
-	_, d, err := n.first(ctx, name)
+func (n *Node) barrier(ctx context.Context, name string, p api.Partition, group string) (*desk, queue.GroupInfo, error) {
+	d, err := n.partition(ctx, name, p)
 	if err != nil {
-		return nil, queue.GroupInfo{}, err
-	}
-	if err := d.raft.ReadIndex(ctx); err != nil {
 		return nil, queue.GroupInfo{}, err
 	}
 	g, err := d.group(ctx, group)
@@ -61,8 +50,8 @@ func (n *Node) barrier(ctx context.Context, name, group string) (*desk, queue.Gr
 }
 
 // atHome is barrier at the group's home, or says which host that is.
-func (n *Node) atHome(ctx context.Context, name, group string) (*desk, queue.GroupInfo, error) {
-	d, g, err := n.barrier(ctx, name, group)
+func (n *Node) atHome(ctx context.Context, name string, p api.Partition, group string) (*desk, queue.GroupInfo, error) {
+	d, g, err := n.barrier(ctx, name, p, group)
 	if err != nil {
 		return nil, g, err
 	}
@@ -117,7 +106,7 @@ func (n *Node) PurgeQueue(ctx context.Context, r api.PurgeQueue) (api.PurgeReply
 	if err != nil {
 		return api.PurgeReply{}, err
 	}
-	shard, err := shardOf(q, r.Partition)
+	shard, err := n.shardOf(q, r.Partition)
 	if err != nil {
 		return api.PurgeReply{}, err
 	}
@@ -239,8 +228,8 @@ func (n *Node) PauseQueue(ctx context.Context, name string, paused bool) (api.Qu
 }
 
 // ConfigureGroup implements api.Backend; what clients cannot set stays.
-func (n *Node) ConfigureGroup(ctx context.Context, name, group string, cfg queue.GroupConfig, version uint64) (api.GroupInfo, error) {
-	d, g, err := n.barrier(ctx, name, group)
+func (n *Node) ConfigureGroup(ctx context.Context, name string, p api.Partition, group string, cfg queue.GroupConfig, version uint64) (api.GroupInfo, error) {
+	d, g, err := n.barrier(ctx, name, p, group)
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
@@ -252,9 +241,9 @@ func (n *Node) ConfigureGroup(ctx context.Context, name, group string, cfg queue
 }
 
 // PauseGroup implements api.Backend.
-func (n *Node) PauseGroup(ctx context.Context, name, group string, paused bool) (api.GroupInfo, error) {
+func (n *Node) PauseGroup(ctx context.Context, name string, p api.Partition, group string, paused bool) (api.GroupInfo, error) {
 	for try := 1; ; try++ {
-		d, g, err := n.barrier(ctx, name, group)
+		d, g, err := n.barrier(ctx, name, p, group)
 		if err != nil {
 			return api.GroupInfo{}, err
 		}
@@ -290,8 +279,8 @@ func (d *desk) configureGroup(ctx context.Context, id queue.GroupID, cfg queue.G
 }
 
 // Consumers implements api.Backend at the group's home.
-func (n *Node) Consumers(ctx context.Context, name, group string, withMessages bool) (api.Consumers, error) {
-	d, g, err := n.atHome(ctx, name, group)
+func (n *Node) Consumers(ctx context.Context, name string, p api.Partition, group string, withMessages bool) (api.Consumers, error) {
+	d, g, err := n.atHome(ctx, name, p, group)
 	if err != nil {
 		return api.Consumers{}, err
 	}
@@ -463,7 +452,7 @@ func (n *Node) LookupPublish(ctx context.Context, r api.LookupPublish) (queue.Pu
 
 // ListDead implements api.Backend on any replica.
 func (n *Node) ListDead(ctx context.Context, r api.Dead) ([]queue.DeadLetter, queue.Address, error) {
-	d, g, err := n.barrier(ctx, r.Queue, r.Group)
+	d, g, err := n.barrier(ctx, r.Queue, r.Partition, r.Group)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -561,7 +550,7 @@ type deadCall func(k *home.Keeper, ctx context.Context, group string, addresses 
 
 // dead treats the named dead letters, or those that the selection lets through.
 func (n *Node) dead(ctx context.Context, r api.Dead, call deadCall) (api.DeadReply, error) {
-	d, g, err := n.atHome(ctx, r.Queue, r.Group)
+	d, g, err := n.atHome(ctx, r.Queue, r.Partition, r.Group)
 	if err != nil {
 		return api.DeadReply{}, err
 	}

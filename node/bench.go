@@ -15,7 +15,7 @@ func nowSince(n *Node) float64 { return time.Since(n.started).Seconds() }
 // BenchPropose implements api.Backend: a bare loop of Enqueue commands at the leader's host, without the API and the
 // batcher, for `tierq bench` to set its figures against. It stores real messages in the queue.
 func (n *Node) BenchPropose(ctx context.Context, r api.BenchPropose) (api.BenchResult, error) {
-	_, d, err := n.first(ctx, r.Queue)
+	_, d, err := n.deskOf(ctx, r.Queue, nil)
 	if err != nil {
 		return api.BenchResult{}, err
 	}

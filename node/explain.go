@@ -14,7 +14,7 @@ import (
 // Explain implements api.Backend at the group's home: first what the state says about the message, then what the home
 // knows, then what holds up the whole group.
 func (n *Node) Explain(ctx context.Context, r api.Explain) (api.Explanation, error) {
-	d, g, err := n.atHome(ctx, r.Queue, r.Group)
+	d, g, err := n.atHome(ctx, r.Queue, r.Partition, r.Group)
 	if err != nil {
 		return api.Explanation{}, err
 	}

@@ -1,10 +1,15 @@
 package api
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/tierq/tierq/queue"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
@@ -19,10 +24,10 @@ type Admin interface {
 	ConfigureQueue(ctx context.Context, queue string, o queue.QueueOptions) (QueueInfo, error)
 	PauseQueue(ctx context.Context, queue string, paused bool) (QueueInfo, error)
 	// ConfigureGroup replaces what a client can set of a group's policy.
-	ConfigureGroup(ctx context.Context, queue, group string, cfg queue.GroupConfig, version uint64) (GroupInfo, error)
-	PauseGroup(ctx context.Context, queue, group string, paused bool) (GroupInfo, error)
+	ConfigureGroup(ctx context.Context, queue string, p Partition, group string, cfg queue.GroupConfig, version uint64) (GroupInfo, error)
+	PauseGroup(ctx context.Context, queue string, p Partition, group string, paused bool) (GroupInfo, error)
 	// Consumers and Explain are answered by the group's home.
-	Consumers(ctx context.Context, queue, group string, withMessages bool) (Consumers, error)
+	Consumers(ctx context.Context, queue string, p Partition, group string, withMessages bool) (Consumers, error)
 	Explain(ctx context.Context, r Explain) (Explanation, error)
 	ListDelayed(ctx context.Context, r ListDelayed) (DelayedPage, error)
 	// ChangeDelayed cancels or reschedules, and returns when the message becomes due: 0 after a cancel.
@@ -34,7 +39,7 @@ type Admin interface {
 // PurgeQueue removes everything up to To, or what there is when All is set.
 type PurgeQueue struct {
 	Queue       string
-	Partition   uint32
+	Partition   Partition
 	To          queue.Address
 	All         bool
 	OperationID uint64
@@ -75,10 +80,11 @@ type Held struct {
 
 // Explain asks about a message, a key, or with neither about the group as a whole.
 type Explain struct {
-	Queue   string
-	Group   string
-	Address queue.Address
-	Key     []byte
+	Queue     string
+	Partition Partition
+	Group     string
+	Address   queue.Address
+	Key       []byte
 }
 
 // Explanation is why something is not delivered. Verdict is one of those that tierq.proto lists.
@@ -108,7 +114,7 @@ type Explanation struct {
 // ListDelayed asks for a page of the delayed messages behind After.
 type ListDelayed struct {
 	Queue     string
-	Partition uint32
+	Partition Partition
 	After     queue.DelayedKey
 	Limit     int
 	Bodies    bool
@@ -131,7 +137,7 @@ type DelayedMessage struct {
 // ChangeDelayed cancels a delayed message, or makes it due Delay from now. Expected 0 is whatever it is now.
 type ChangeDelayed struct {
 	Queue     string
-	Partition uint32
+	Partition Partition
 	Address   queue.Address
 	Expected  queue.Stamp
 	Cancel    bool
@@ -141,7 +147,7 @@ type ChangeDelayed struct {
 // Browse asks for stored messages from an address on.
 type Browse struct {
 	Queue     string
-	Partition uint32
+	Partition Partition
 	From      queue.Address
 	Limit     int
 	MaxBytes  int
@@ -150,7 +156,7 @@ type Browse struct {
 // LookupPublish asks for a seq of a client's producer.
 type LookupPublish struct {
 	Queue     string
-	Partition uint32
+	Partition Partition
 	Producer  queue.Producer
 	Seq       queue.Seq
 }
@@ -189,11 +195,31 @@ func (s adminService) PurgeQueue(ctx context.Context, req *connect.Request[tierq
 	case (to == 0) != m.GetAll():
 		return nil, code.New(code.InvalidArgument, "to_address, all: give exactly one of them")
 	}
-	r, err := s.backend.PurgeQueue(ctx, PurgeQueue{Queue: m.GetQueue(), Partition: m.GetPartition(), To: to, All: m.GetAll(), OperationID: m.GetOperationId()})
+	r, err := s.backend.PurgeQueue(ctx, PurgeQueue{Queue: m.GetQueue(), Partition: m.Partition, To: to, All: m.GetAll(), OperationID: m.GetOperationId()})
+	if n, ok := several(err); ok {
+		return s.purgeAll(ctx, m, n)
+	}
 	if err != nil {
 		return over(ctx, s, err, m, tierqv1connect.AdminServiceClient.PurgeQueue)
 	}
 	return connect.NewResponse(&tierqv1.PurgeQueueResponse{Purged: r.Purged, PurgedTo: uint64(r.To), Repeated: r.Repeated}), nil
+}
+
+// purgeAll purges every partition. Each remembers the operation for itself.
+func (s adminService) purgeAll(ctx context.Context, m *tierqv1.PurgeQueueRequest, n int) (*connect.Response[tierqv1.PurgeQueueResponse], error) {
+	if !m.GetAll() {
+		return nil, code.New(code.InvalidArgument, "partition: to_address is of one partition, the queue has %d: name it", n)
+	}
+	parts, err := forEach(ctx, m, n, s.PurgeQueue)
+	if err != nil {
+		return nil, err
+	}
+	out := &tierqv1.PurgeQueueResponse{Repeated: true}
+	for _, p := range parts {
+		out.Purged += p.GetPurged()
+		out.Repeated = out.Repeated && p.GetRepeated()
+	}
+	return connect.NewResponse(out), nil
 }
 
 func (s adminService) ConfigureQueue(ctx context.Context, req *connect.Request[tierqv1.ConfigureQueueRequest]) (*connect.Response[tierqv1.ConfigureQueueResponse], error) {
@@ -231,15 +257,49 @@ func (s adminService) ConfigureGroup(ctx context.Context, req *connect.Request[t
 	if m.GetExpectedVersion() == 0 {
 		return nil, code.New(code.InvalidArgument, "expected_version: name the config version that the change was decided on, as ListGroups tells it")
 	}
-	g, err := s.backend.ConfigureGroup(ctx, m.GetQueue(), groupName(m.GetName()), groupConfig(m.GetConfig()), m.GetExpectedVersion())
+	g, err := s.backend.ConfigureGroup(ctx, m.GetQueue(), m.Partition, groupName(m.GetName()), groupConfig(m.GetConfig()), m.GetExpectedVersion())
+	if n, ok := several(err); ok {
+		return s.configureEach(ctx, m, n)
+	}
 	if err != nil {
 		return over(ctx, s, err, m, tierqv1connect.AdminServiceClient.ConfigureGroup)
 	}
 	return connect.NewResponse(&tierqv1.ConfigureGroupResponse{Group: protoGroup(g)}), nil
 }
 
+// configureEach replaces a group's policy in every partition. The version of the first one decides; the others follow
+// whatever version they are at, so that a call that failed half way is mended by the next.
+func (s adminService) configureEach(ctx context.Context, m *tierqv1.ConfigureGroupRequest, n int) (*connect.Response[tierqv1.ConfigureGroupResponse], error) {
+	groups := make([]*tierqv1.Group, n)
+	for p := range n {
+		one := inPartition(m, uint32(p))
+		if p > 0 {
+			list, err := groupService(s).ListGroups(ctx, connect.NewRequest(&tierqv1.ListGroupsRequest{Queue: m.GetQueue(), Partition: one.Partition}))
+			if err != nil {
+				return nil, ofPartition(uint32(p), err)
+			}
+			for _, g := range list.Msg.GetGroups() {
+				if g.GetName() == groupName(m.GetName()) {
+					one.ExpectedVersion = g.GetConfigVersion()
+				}
+			}
+		}
+		resp, err := s.ConfigureGroup(ctx, connect.NewRequest(one))
+		if err != nil {
+			return nil, ofPartition(uint32(p), err)
+		}
+		groups[p] = resp.Msg.GetGroup()
+	}
+	return connect.NewResponse(&tierqv1.ConfigureGroupResponse{Group: mergeGroup(groups)}), nil
+}
+
 func (s adminService) PauseGroup(ctx context.Context, req *connect.Request[tierqv1.PauseGroupRequest]) (*connect.Response[tierqv1.PauseGroupResponse], error) {
-	g, err := s.backend.PauseGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName()), true)
+	g, err := s.backend.PauseGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName()), true)
+	if n, ok := several(err); ok {
+		return eachGroup(ctx, req.Msg, n, s.PauseGroup, (*tierqv1.PauseGroupResponse).GetGroup, func(g *tierqv1.Group) *tierqv1.PauseGroupResponse {
+			return &tierqv1.PauseGroupResponse{Group: g}
+		})
+	}
 	if err != nil {
 		return over(ctx, s, err, req.Msg, tierqv1connect.AdminServiceClient.PauseGroup)
 	}
@@ -247,7 +307,12 @@ func (s adminService) PauseGroup(ctx context.Context, req *connect.Request[tierq
 }
 
 func (s adminService) ResumeGroup(ctx context.Context, req *connect.Request[tierqv1.ResumeGroupRequest]) (*connect.Response[tierqv1.ResumeGroupResponse], error) {
-	g, err := s.backend.PauseGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName()), false)
+	g, err := s.backend.PauseGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName()), false)
+	if n, ok := several(err); ok {
+		return eachGroup(ctx, req.Msg, n, s.ResumeGroup, (*tierqv1.ResumeGroupResponse).GetGroup, func(g *tierqv1.Group) *tierqv1.ResumeGroupResponse {
+			return &tierqv1.ResumeGroupResponse{Group: g}
+		})
+	}
 	if err != nil {
 		return over(ctx, s, err, req.Msg, tierqv1connect.AdminServiceClient.ResumeGroup)
 	}
@@ -255,7 +320,14 @@ func (s adminService) ResumeGroup(ctx context.Context, req *connect.Request[tier
 }
 
 func (s adminService) ListConsumers(ctx context.Context, req *connect.Request[tierqv1.ListConsumersRequest]) (*connect.Response[tierqv1.ListConsumersResponse], error) {
-	c, err := s.backend.Consumers(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetGroup()), req.Msg.GetWithMessages())
+	c, err := s.backend.Consumers(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetGroup()), req.Msg.GetWithMessages())
+	if n, ok := several(err); ok {
+		parts, err := forEach(ctx, req.Msg, n, s.ListConsumers)
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(mergeConsumers(parts)), nil
+	}
 	if err != nil {
 		return over(ctx, s, err, req.Msg, tierqv1connect.AdminServiceClient.ListConsumers)
 	}
@@ -266,12 +338,35 @@ func (s adminService) ListConsumers(ctx context.Context, req *connect.Request[ti
 		p := &tierqv1.Consumer{Name: x.Name, InFlight: uint64(x.InFlight), Active: x.Active}
 		for _, h := range x.Held {
 			p.Messages = append(p.Messages, &tierqv1.HeldMessage{
-				Address: uint64(h.Address), Attempt: h.Attempt, HeldMs: uint64(h.For.Milliseconds()), LeftMs: uint64(h.Left.Milliseconds()),
+				Address: uint64(h.Address), Attempt: h.Attempt, Partition: req.Msg.GetPartition(), HeldMs: uint64(h.For.Milliseconds()), LeftMs: uint64(h.Left.Milliseconds()),
 			})
 		}
 		out.Consumers = append(out.Consumers, p)
 	}
 	return connect.NewResponse(out), nil
+}
+
+// mergeConsumers puts together what the homes of all partitions know of a group's consumers.
+func mergeConsumers(parts []*tierqv1.ListConsumersResponse) *tierqv1.ListConsumersResponse {
+	out := &tierqv1.ListConsumersResponse{HomeHost: parts[0].GetHomeHost(), HomeApi: parts[0].GetHomeApi(), Epoch: parts[0].GetEpoch()}
+	byName := map[string]*tierqv1.Consumer{}
+	for _, p := range parts {
+		out.InFlight += p.GetInFlight()
+		out.MaxInFlight += p.GetMaxInFlight()
+		out.WaitingReceives += p.GetWaitingReceives()
+		for _, c := range p.GetConsumers() {
+			sum := byName[c.GetName()]
+			if sum == nil {
+				sum = &tierqv1.Consumer{Name: c.GetName()}
+				byName[c.GetName()] = sum
+				out.Consumers = append(out.Consumers, sum)
+			}
+			sum.InFlight += c.GetInFlight()
+			sum.Active = sum.Active || c.GetActive()
+			sum.Messages = append(sum.Messages, c.GetMessages()...)
+		}
+	}
+	return out
 }
 
 func (s adminService) ExplainGroup(ctx context.Context, req *connect.Request[tierqv1.ExplainGroupRequest]) (*connect.Response[tierqv1.ExplainGroupResponse], error) {
@@ -285,7 +380,10 @@ func (s adminService) ExplainGroup(ctx context.Context, req *connect.Request[tie
 	case len(m.GetKey()) > queue.MaxKeyBytes:
 		return nil, code.New(code.InvalidArgument, "key: %d bytes, at most %d are allowed", len(m.GetKey()), queue.MaxKeyBytes)
 	}
-	e, err := s.backend.Explain(ctx, Explain{Queue: m.GetQueue(), Group: groupName(m.GetGroup()), Address: a, Key: m.GetKey()})
+	e, err := s.backend.Explain(ctx, Explain{Queue: m.GetQueue(), Partition: m.Partition, Group: groupName(m.GetGroup()), Address: a, Key: m.GetKey()})
+	if n, ok := several(err); ok && a == 0 {
+		return s.explainAll(ctx, m, n)
+	}
 	if err != nil {
 		return over(ctx, s, err, m, tierqv1connect.AdminServiceClient.ExplainGroup)
 	}
@@ -295,7 +393,46 @@ func (s adminService) ExplainGroup(ctx context.Context, req *connect.Request[tie
 		HomeHost: e.HomeHost, Epoch: uint64(e.Group.Epoch), HomeState: e.HomeState, Ready: uint64(e.Ready), InFlight: uint64(e.InFlight),
 		MaxInFlight: uint64(e.Group.Config.MaxInFlight), Retrying: uint64(e.Retrying), BlockedKeys: uint64(e.BlockedKeys), BlockedMessages: uint64(e.Blocked),
 		Unresolved: uint64(e.Unresolved), WaitingReceives: uint64(e.Waiting), Unfinished: e.Group.Counters.Unfinished, Dead: e.Group.Counters.Dead,
+		Partition: m.GetPartition(),
 	}), nil
+}
+
+// explainAll explains a key in its partition, and a group as a whole in all of them.
+func (s adminService) explainAll(ctx context.Context, m *tierqv1.ExplainGroupRequest, n int) (*connect.Response[tierqv1.ExplainGroupResponse], error) {
+	if len(m.GetKey()) > 0 {
+		return s.ExplainGroup(ctx, connect.NewRequest(inPartition(m, tierqv1.PartitionOfKey(m.GetKey(), uint32(n)))))
+	}
+	parts, err := forEach(ctx, m, n, s.ExplainGroup)
+	if err != nil {
+		return nil, err
+	}
+	worst := parts[0]
+	for _, p := range parts {
+		if stuck(p) && !stuck(worst) || p.GetVerdict() == "ready" && worst.GetVerdict() == "idle" {
+			worst = p
+		}
+	}
+	out := proto.Clone(worst).(*tierqv1.ExplainGroupResponse)
+	out.Text = fmt.Sprintf("partition %d: %s", out.GetPartition(), out.GetText())
+	out.Ready, out.InFlight, out.Retrying, out.BlockedKeys, out.BlockedMessages, out.Unresolved, out.WaitingReceives, out.Unfinished, out.Dead = 0, 0, 0, 0, 0, 0, 0, 0, 0
+	for _, p := range parts {
+		out.Ready += p.GetReady()
+		out.InFlight += p.GetInFlight()
+		out.Retrying += p.GetRetrying()
+		out.BlockedKeys += p.GetBlockedKeys()
+		out.BlockedMessages += p.GetBlockedMessages()
+		out.Unresolved += p.GetUnresolved()
+		out.WaitingReceives += p.GetWaitingReceives()
+		out.Unfinished += p.GetUnfinished()
+		out.Dead += p.GetDead()
+	}
+	out.Partitions = parts
+	return connect.NewResponse(out), nil
+}
+
+// stuck says that something is left and that it does not come out by itself.
+func stuck(e *tierqv1.ExplainGroupResponse) bool {
+	return e.GetUnfinished() > 0 && e.GetVerdict() != "ready" && e.GetVerdict() != "idle"
 }
 
 func (s adminService) ListDelayed(ctx context.Context, req *connect.Request[tierqv1.ListDelayedRequest]) (*connect.Response[tierqv1.ListDelayedResponse], error) {
@@ -309,20 +446,75 @@ func (s adminService) ListDelayed(ctx context.Context, req *connect.Request[tier
 		return nil, err
 	}
 	p, err := s.backend.ListDelayed(ctx, ListDelayed{
-		Queue: m.GetQueue(), Partition: m.GetPartition(), Limit: limit, Bodies: m.GetWithBodies(),
+		Queue: m.GetQueue(), Partition: m.Partition, Limit: limit, Bodies: m.GetWithBodies(),
 		After: queue.DelayedKey{VisibleAt: min(queue.Stamp(m.GetAfter().GetVisibleUnixMs()), queue.MaxStamp), Address: after},
 	})
+	if n, ok := several(err); ok {
+		return s.listDelayedOfAll(ctx, m, n, limit)
+	}
 	if err != nil {
 		return over(ctx, s, err, m, tierqv1connect.AdminServiceClient.ListDelayed)
 	}
 	out := &tierqv1.ListDelayedResponse{Total: p.Total}
 	for i := range p.Messages {
-		out.Messages = append(out.Messages, protoDelayed(&p.Messages[i]))
+		one := protoDelayed(&p.Messages[i])
+		one.Partition = m.GetPartition()
+		out.Messages = append(out.Messages, one)
 	}
 	if p.More {
-		out.Next = &tierqv1.DelayedPosition{VisibleUnixMs: uint64(p.Next.VisibleAt), Address: uint64(p.Next.Address)}
+		out.Next = &tierqv1.DelayedPosition{VisibleUnixMs: uint64(p.Next.VisibleAt), Address: uint64(p.Next.Address), Partition: m.GetPartition()}
 	}
 	return connect.NewResponse(out), nil
+}
+
+// listDelayedOfAll merges a page of each partition by due time, then partition, then address.
+func (s adminService) listDelayedOfAll(ctx context.Context, m *tierqv1.ListDelayedRequest, n, limit int) (*connect.Response[tierqv1.ListDelayedResponse], error) {
+	after := m.GetAfter()
+	parts, err := forEach(ctx, m, n, func(ctx context.Context, r *connect.Request[tierqv1.ListDelayedRequest]) (*connect.Response[tierqv1.ListDelayedResponse], error) {
+		switch p := r.Msg.GetPartition(); {
+		case after == nil || p == after.GetPartition():
+		case p < after.GetPartition(): // had its turn at this time
+			r.Msg.After.Address = uint64(queue.MaxAddress)
+		default:
+			r.Msg.After.Address = 0
+		}
+		return s.ListDelayed(ctx, r)
+	})
+	if err != nil {
+		return nil, err
+	}
+	out, more := &tierqv1.ListDelayedResponse{}, false
+	end := &tierqv1.DelayedPosition{VisibleUnixMs: math.MaxUint64} // where the pages that are cut go on, the first one
+	for _, p := range parts {
+		out.Total += p.GetTotal()
+		out.Messages = append(out.Messages, p.GetMessages()...)
+		if next := p.GetNext(); next != nil {
+			more = true
+			if comparePositions(next, end) < 0 {
+				end = next
+			}
+		}
+	}
+	at := func(d *tierqv1.DelayedMessage) *tierqv1.DelayedPosition {
+		return &tierqv1.DelayedPosition{VisibleUnixMs: d.GetVisibleUnixMs(), Partition: d.GetPartition(), Address: d.GetAddress()}
+	}
+	slices.SortFunc(out.Messages, func(a, b *tierqv1.DelayedMessage) int { return comparePositions(at(a), at(b)) })
+	// Behind the end of a page that is cut, its partition may have more.
+	if i := slices.IndexFunc(out.Messages, func(d *tierqv1.DelayedMessage) bool { return comparePositions(at(d), end) > 0 }); i >= 0 {
+		out.Messages = out.Messages[:i]
+	}
+	if len(out.Messages) > limit {
+		out.Messages, more = out.Messages[:limit], true
+		end = at(out.Messages[limit-1])
+	}
+	if more {
+		out.Next = end
+	}
+	return connect.NewResponse(out), nil
+}
+
+func comparePositions(a, b *tierqv1.DelayedPosition) int {
+	return cmp.Or(cmp.Compare(a.GetVisibleUnixMs(), b.GetVisibleUnixMs()), cmp.Compare(a.GetPartition(), b.GetPartition()), cmp.Compare(a.GetAddress(), b.GetAddress()))
 }
 
 func protoDelayed(m *DelayedMessage) *tierqv1.DelayedMessage {
@@ -339,7 +531,7 @@ func (s adminService) CancelDelayed(ctx context.Context, req *connect.Request[ti
 		return nil, err
 	}
 	_, err = s.backend.ChangeDelayed(ctx, ChangeDelayed{
-		Queue: m.GetQueue(), Partition: m.GetPartition(), Address: a, Expected: queue.Stamp(m.GetExpectedVisibleUnixMs()), Cancel: true,
+		Queue: m.GetQueue(), Partition: m.Partition, Address: a, Expected: queue.Stamp(m.GetExpectedVisibleUnixMs()), Cancel: true,
 	})
 	if err != nil {
 		return over(ctx, s, err, m, tierqv1connect.AdminServiceClient.CancelDelayed)
@@ -357,7 +549,7 @@ func (s adminService) RescheduleDelayed(ctx context.Context, req *connect.Reques
 		return nil, code.New(code.InvalidArgument, "delay_ms: %d, use 1 to %d: the message becomes due so long from now", m.GetDelayMs(), uint64(maxDurationMs))
 	}
 	at, err := s.backend.ChangeDelayed(ctx, ChangeDelayed{
-		Queue: m.GetQueue(), Partition: m.GetPartition(), Address: a, Expected: queue.Stamp(m.GetExpectedVisibleUnixMs()),
+		Queue: m.GetQueue(), Partition: m.Partition, Address: a, Expected: queue.Stamp(m.GetExpectedVisibleUnixMs()),
 		Delay: time.Duration(m.GetDelayMs()) * time.Millisecond,
 	})
 	if err != nil {
@@ -376,13 +568,44 @@ func (s adminService) Browse(ctx context.Context, req *connect.Request[tierqv1.B
 	if err != nil {
 		return nil, err
 	}
-	list, next, err := s.backend.Browse(ctx, Browse{Queue: m.GetQueue(), Partition: m.GetPartition(), From: from, Limit: limit, MaxBytes: browseBytes})
+	list, next, err := s.backend.Browse(ctx, Browse{Queue: m.GetQueue(), Partition: m.Partition, From: from, Limit: limit, MaxBytes: browseBytes})
+	if n, ok := several(err); ok {
+		return s.browseAll(ctx, m, n, limit)
+	}
 	if err != nil {
 		return over(ctx, s, err, m, tierqv1connect.AdminServiceClient.Browse)
 	}
 	out := &tierqv1.BrowseResponse{NextAddress: uint64(next)}
 	for i := range list {
-		out.Messages = append(out.Messages, protoBrowsed(&list[i], m.MaxBodyBytes))
+		one := protoBrowsed(&list[i], m.MaxBodyBytes)
+		one.Partition = m.GetPartition()
+		out.Messages = append(out.Messages, one)
+	}
+	return connect.NewResponse(out), nil
+}
+
+// browseAll goes through the partitions; bytes are bounded per partition.
+func (s adminService) browseAll(ctx context.Context, m *tierqv1.BrowseRequest, n, limit int) (*connect.Response[tierqv1.BrowseResponse], error) {
+	out, bytes := &tierqv1.BrowseResponse{}, 0
+	var err error
+	out.NextPartition, out.NextAddress, err = walk(ctx, n, m.GetFromPartition(), m.GetFromAddress(), uint64(limit), func(p uint32, from, left uint64) (uint64, uint64, error) {
+		if bytes >= browseBytes {
+			return 0, max(from, 1), nil
+		}
+		one := inPartition(m, p)
+		one.FromAddress, one.Limit = from, uint32(left)
+		resp, err := s.Browse(ctx, connect.NewRequest(one))
+		if err != nil {
+			return 0, 0, err
+		}
+		for _, b := range resp.Msg.GetMessages() {
+			bytes += len(b.GetBody())
+		}
+		out.Messages = append(out.Messages, resp.Msg.GetMessages()...)
+		return uint64(len(resp.Msg.GetMessages())), resp.Msg.GetNextAddress(), nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	return connect.NewResponse(out), nil
 }
@@ -411,7 +634,7 @@ func (s adminService) LookupPublish(ctx context.Context, req *connect.Request[ti
 	}
 	seq := queue.Seq(m.GetSeq())
 	found, exists, err := s.backend.LookupPublish(ctx, LookupPublish{
-		Queue: m.GetQueue(), Partition: m.GetPartition(), Producer: queue.Producer{Kind: queue.ProducerClient, ID: m.GetProducerId()}, Seq: seq,
+		Queue: m.GetQueue(), Partition: m.Partition, Producer: queue.Producer{Kind: queue.ProducerClient, ID: m.GetProducerId()}, Seq: seq,
 	})
 	if err != nil {
 		return over(ctx, s, err, m, tierqv1connect.AdminServiceClient.LookupPublish)

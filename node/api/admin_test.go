@@ -164,7 +164,7 @@ type lister struct {
 
 func (l *lister) Fleet() Fleet { return Fleet{Self: l.self} }
 
-func (l *lister) ListGroups(_ context.Context, name string) ([]GroupInfo, error) {
+func (l *lister) ListGroups(_ context.Context, name string, _ Partition) ([]GroupInfo, error) {
 	out := []GroupInfo{{Queue: name, HomeHost: 1}, {Queue: name, HomeHost: 2}, {Queue: name, HomeHost: 3}}
 	for i := range out {
 		out[i].ID = queue.GroupID(i + 1)

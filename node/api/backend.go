@@ -10,22 +10,25 @@ import (
 )
 
 // Backend is what the listeners need of a host. Every method returns by its context's deadline. A method that must be
-// answered elsewhere returns *ElsewhereError and has had no effect. Refusals and failures are *code.Error.
+// answered elsewhere returns *ElsewhereError and has had no effect; one that names no partition of a queue that has
+// several returns *SeveralError, and has had none either. Refusals and failures are *code.Error.
 type Backend interface {
 	Admin
 
 	CreateQueue(ctx context.Context, r CreateQueue) (QueueInfo, bool, error)
 	ListQueues(ctx context.Context, prefix string) ([]QueueInfo, error)
-	// DescribeQueue reads the partitions' state where a replica is at hand, linearizably.
-	DescribeQueue(ctx context.Context, name string) (QueueInfo, error)
+	// DescribeQueue reads a partition's state linearizably. Partitions lists all of them whichever is asked for.
+	DescribeQueue(ctx context.Context, name string, p Partition) (QueueInfo, error)
+	// LocateQueue is DescribeQueue without state: what this host knows of the partitions now.
+	LocateQueue(ctx context.Context, name string) (QueueInfo, error)
 	DeleteQueue(ctx context.Context, name string) error
 	Publish(ctx context.Context, r Publish) (PublishReply, error)
 
 	CreateGroup(ctx context.Context, r CreateGroup) (GroupInfo, error)
-	ListGroups(ctx context.Context, queue string) ([]GroupInfo, error)
-	DeleteGroup(ctx context.Context, queue, group string) error
-	ResetGroup(ctx context.Context, queue, group string, start queue.Start) (GroupInfo, error)
-	MoveGroup(ctx context.Context, queue, group string, toHost uint64) (GroupInfo, error)
+	ListGroups(ctx context.Context, queue string, p Partition) ([]GroupInfo, error)
+	DeleteGroup(ctx context.Context, queue string, p Partition, group string) error
+	ResetGroup(ctx context.Context, queue string, p Partition, group string, start queue.Start) (GroupInfo, error)
+	MoveGroup(ctx context.Context, queue string, p Partition, group string, toHost uint64) (GroupInfo, error)
 
 	Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch, error)
 	Settle(ctx context.Context, r Settle) ([]SettleResult, error)
@@ -53,8 +56,17 @@ func (e *ElsewhereError) Error() string { return e.Cause.Error() }
 // Unwrap returns the refusal.
 func (e *ElsewhereError) Unwrap() error { return e.Cause }
 
-// CreateQueue asks for a queue. Replicas 0 means what the fleet can hold.
+// Partition names a partition of a queue; nil is the only one.
+type Partition = *uint32
+
+// SeveralError says that a call has named no partition of a queue that has several.
+type SeveralError struct{ Queue QueueInfo }
+
+func (e *SeveralError) Error() string { return needsPartition(&e.Queue).Error() }
+
+// CreateQueue asks for a queue. Replicas 0 means what the fleet can hold, 0 partitions are 1.
 type CreateQueue struct {
+	Partitions  uint32
 	Name        string
 	Options     queue.QueueOptions
 	Replicas    int
@@ -99,7 +111,7 @@ type ReplicaInfo struct {
 // Publish is one publish to one partition; Delays and TTLs are per message, nil for none.
 type Publish struct {
 	Queue     string
-	Partition uint32
+	Partition Partition
 	Publish   queue.Publish
 	Delays    []time.Duration
 	TTLs      []time.Duration
@@ -120,6 +132,7 @@ type PublishReply struct {
 // CreateGroup asks for a consumer group. HomeHost 0 lets the fleet choose.
 type CreateGroup struct {
 	Queue       string
+	Partition   Partition
 	Name        string
 	Config      queue.GroupConfig
 	Start       queue.Start
@@ -127,14 +140,15 @@ type CreateGroup struct {
 	OperationID uint64
 }
 
-// GroupInfo is a consumer group and, at its home, what is in flight.
+// GroupInfo is a consumer group in one partition and, at its home, what is in flight.
 type GroupInfo struct {
 	queue.GroupInfo
-	Queue    string
-	HomeHost uint64
-	HomeAPI  string
-	InFlight int
-	Waiting  int
+	Queue     string
+	Partition uint32
+	HomeHost  uint64
+	HomeAPI   string
+	InFlight  int
+	Waiting   int
 	// Oldest is the message that has waited longest, for OldestAge; 0: none. Told by lists and descriptions.
 	Oldest    queue.Address
 	OldestAge time.Duration
@@ -142,14 +156,15 @@ type GroupInfo struct {
 
 // Receive asks a group's home for messages. Lease is nil for the group's own.
 type Receive struct {
-	Queue    string
-	Group    string
-	Max      int
-	MaxBytes int
-	Wait     time.Duration
-	Lease    *time.Duration
-	Consumer string
-	MinIndex queue.Index
+	Queue     string
+	Partition Partition
+	Group     string
+	Max       int
+	MaxBytes  int
+	Wait      time.Duration
+	Lease     *time.Duration
+	Consumer  string
+	MinIndex  queue.Index
 }
 
 // Delivery is one message handed out.
@@ -179,15 +194,16 @@ func (k SettleKind) String() string {
 	return [...]string{"ack", "nack", "release", "reject", "extend"}[k]
 }
 
-// Settle settles leases by receipt. Delay is nil for the group's backoff.
+// Settle settles leases by receipt, all of one partition. Delay is nil for the group's backoff.
 type Settle struct {
-	Kind     SettleKind
-	Queue    string
-	Group    string
-	Receipts []string
-	Delay    *time.Duration
-	Reason   string
-	Lease    time.Duration
+	Kind      SettleKind
+	Queue     string
+	Partition Partition
+	Group     string
+	Receipts  []string
+	Delay     *time.Duration
+	Reason    string
+	Lease     time.Duration
 }
 
 // SettleResult answers one receipt: Err nil means OK.
@@ -200,6 +216,7 @@ type SettleResult struct {
 // Dead selects dead letters of a group: the named ones, or those from From on that the filters let through.
 type Dead struct {
 	Queue     string
+	Partition Partition
 	Group     string
 	Addresses []queue.Address
 	From      queue.Address

@@ -100,5 +100,3 @@ func connectCode(e *code.Error) connect.Code {
 	}
 	return connect.CodeInvalidArgument
 }
-
-func asElsewhere(err error, where **ElsewhereError) bool { return errors.As(err, where) }

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"math"
 	"sync"
 	"time"
@@ -35,9 +36,17 @@ func (s groupService) CreateGroup(ctx context.Context, req *connect.Request[tier
 		return nil, err
 	}
 	g, err := s.backend.CreateGroup(ctx, CreateGroup{
-		Queue: m.GetQueue(), Name: m.GetName(), Config: groupConfig(m.GetConfig()), Start: start, HomeHost: m.GetHomeHost(), OperationID: m.GetOperationId(),
+		Queue: m.GetQueue(), Partition: m.Partition, Name: m.GetName(), Config: groupConfig(m.GetConfig()), Start: start, HomeHost: m.GetHomeHost(), OperationID: m.GetOperationId(),
 	})
 	if err != nil {
+		if n, ok := several(err); ok {
+			if err := oneStart(m.GetStart(), n); err != nil {
+				return nil, err
+			}
+			return eachGroup(ctx, m, n, s.CreateGroup, (*tierqv1.CreateGroupResponse).GetGroup, func(g *tierqv1.Group) *tierqv1.CreateGroupResponse {
+				return &tierqv1.CreateGroupResponse{Group: g}
+			})
+		}
 		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.CreateGroupRequest]) (*connect.Response[tierqv1.CreateGroupResponse], error) {
 			return s.client(host).CreateGroup(ctx, r)
 		})
@@ -46,7 +55,18 @@ func (s groupService) CreateGroup(ctx context.Context, req *connect.Request[tier
 }
 
 func (s groupService) ListGroups(ctx context.Context, req *connect.Request[tierqv1.ListGroupsRequest]) (*connect.Response[tierqv1.ListGroupsResponse], error) {
-	groups, err := s.backend.ListGroups(ctx, req.Msg.GetQueue())
+	groups, err := s.backend.ListGroups(ctx, req.Msg.GetQueue(), req.Msg.Partition)
+	if n, ok := several(err); ok {
+		parts, err := forEach(ctx, req.Msg, n, s.ListGroups)
+		if err != nil {
+			return nil, err
+		}
+		lists := make([][]*tierqv1.Group, n)
+		for i, p := range parts {
+			lists[i] = p.GetGroups()
+		}
+		return connect.NewResponse(&tierqv1.ListGroupsResponse{Groups: mergeGroups(lists)}), nil
+	}
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.ListGroupsRequest]) (*connect.Response[tierqv1.ListGroupsResponse], error) {
 			return s.client(host).ListGroups(ctx, r)
@@ -56,7 +76,7 @@ func (s groupService) ListGroups(ctx context.Context, req *connect.Request[tierq
 	for _, g := range groups {
 		out.Groups = append(out.Groups, protoGroup(g))
 	}
-	s.askHomes(ctx, req.Msg.GetQueue(), out.Groups)
+	s.askHomes(ctx, req.Msg.GetQueue(), req.Msg.Partition, out.Groups)
 	return connect.NewResponse(out), nil
 }
 
@@ -65,7 +85,7 @@ const homeAnswer = time.Second
 
 // askHomes adds what only the homes of groups know, as far as they answer in time. The hosts of the fleet ask each other
 // once: a host that was asked by another one does not ask on.
-func (s groupService) askHomes(ctx context.Context, queueName string, groups []*tierqv1.Group) {
+func (s groupService) askHomes(ctx context.Context, queueName string, partition Partition, groups []*tierqv1.Group) {
 	if s.forward == nil || len(groups) == 0 {
 		return
 	}
@@ -84,7 +104,7 @@ func (s groupService) askHomes(ctx context.Context, queueName string, groups []*
 	var asked sync.WaitGroup
 	for host, wanted := range byHome {
 		asked.Go(func() {
-			resp, err := s.client(host).ListGroups(ctx, connect.NewRequest(&tierqv1.ListGroupsRequest{Queue: queueName}))
+			resp, err := s.client(host).ListGroups(ctx, connect.NewRequest(&tierqv1.ListGroupsRequest{Queue: queueName, Partition: partition}))
 			if err != nil {
 				return
 			}
@@ -99,7 +119,10 @@ func (s groupService) askHomes(ctx context.Context, queueName string, groups []*
 }
 
 func (s groupService) DeleteGroup(ctx context.Context, req *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
-	if err := s.backend.DeleteGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName())); err != nil {
+	if err := s.backend.DeleteGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName())); err != nil {
+		if n, ok := several(err); ok {
+			return s.deleteEach(ctx, req.Msg, n)
+		}
 		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
 			return s.client(host).DeleteGroup(ctx, r)
 		})
@@ -107,12 +130,54 @@ func (s groupService) DeleteGroup(ctx context.Context, req *connect.Request[tier
 	return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
 }
 
+// deleteEach deletes a group from every partition. Where it was deleted before, by a call that failed half way, it need not be.
+func (s groupService) deleteEach(ctx context.Context, m *tierqv1.DeleteGroupRequest, n int) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
+	var mu sync.Mutex
+	deleted, unknown := 0, error(nil)
+	_, err := forEach(ctx, m, n, func(ctx context.Context, r *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
+		resp, err := s.DeleteGroup(ctx, r)
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil && code.Code(detailOf(err).GetCode()) == code.UnknownGroup {
+			unknown = err
+			return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
+		}
+		if err == nil {
+			deleted++
+		}
+		return resp, err
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case deleted == 0:
+		return nil, unknown
+	}
+	return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
+}
+
+// oneStart refuses an address as the start of a group in several partitions.
+func oneStart(s *tierqv1.Start, n int) error {
+	if s.GetAt() == "address" {
+		return code.New(code.InvalidArgument, "partition: start.address is of one partition, the queue has %d: name it, or start by time", n)
+	}
+	return nil
+}
+
 func (s groupService) ResetGroup(ctx context.Context, req *connect.Request[tierqv1.ResetGroupRequest]) (*connect.Response[tierqv1.ResetGroupResponse], error) {
 	start, err := startOf(req.Msg.GetStart())
 	if err != nil {
 		return nil, err
 	}
-	g, err := s.backend.ResetGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName()), start)
+	g, err := s.backend.ResetGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName()), start)
+	if n, ok := several(err); ok {
+		if err := oneStart(req.Msg.GetStart(), n); err != nil {
+			return nil, err
+		}
+		return eachGroup(ctx, req.Msg, n, s.ResetGroup, (*tierqv1.ResetGroupResponse).GetGroup, func(g *tierqv1.Group) *tierqv1.ResetGroupResponse {
+			return &tierqv1.ResetGroupResponse{Group: g}
+		})
+	}
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.ResetGroupRequest]) (*connect.Response[tierqv1.ResetGroupResponse], error) {
 			return s.client(host).ResetGroup(ctx, r)
@@ -125,7 +190,12 @@ func (s groupService) MoveGroup(ctx context.Context, req *connect.Request[tierqv
 	if req.Msg.GetToHost() == 0 {
 		return nil, code.New(code.InvalidArgument, "to_host: name the host that the group shall move to")
 	}
-	g, err := s.backend.MoveGroup(ctx, req.Msg.GetQueue(), groupName(req.Msg.GetName()), req.Msg.GetToHost())
+	g, err := s.backend.MoveGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName()), req.Msg.GetToHost())
+	if n, ok := several(err); ok {
+		return eachGroup(ctx, req.Msg, n, s.MoveGroup, (*tierqv1.MoveGroupResponse).GetGroup, func(g *tierqv1.Group) *tierqv1.MoveGroupResponse {
+			return &tierqv1.MoveGroupResponse{Group: g}
+		})
+	}
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.MoveGroupRequest]) (*connect.Response[tierqv1.MoveGroupResponse], error) {
 			return s.client(host).MoveGroup(ctx, r)
@@ -141,19 +211,27 @@ func (s groupService) Receive(ctx context.Context, req *connect.Request[tierqv1.
 		return nil, err
 	}
 	ds, epoch, err := s.backend.Receive(ctx, r)
+	var many *SeveralError
+	if errors.As(err, &many) {
+		out, err := s.receiveAny(ctx, r, &many.Queue)
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(out), nil
+	}
 	if err != nil {
 		return nil, err
 	}
 	out := &tierqv1.ReceiveResponse{Epoch: uint64(epoch), Messages: make([]*tierqv1.Message, len(ds))}
 	for i, d := range ds {
-		out.Messages[i] = protoMessage(d)
+		out.Messages[i] = protoMessage(d, r.Partition)
 	}
 	return connect.NewResponse(out), nil
 }
 
 func receive(m *tierqv1.ReceiveRequest) (Receive, error) {
 	r := Receive{
-		Queue: m.GetQueue(), Group: groupName(m.GetGroup()), Max: int(m.GetMaxMessages()), MaxBytes: int(m.GetMaxBytes()),
+		Queue: m.GetQueue(), Partition: m.Partition, Group: groupName(m.GetGroup()), Max: int(m.GetMaxMessages()), MaxBytes: int(m.GetMaxBytes()),
 		Wait: 5 * time.Second, Consumer: m.GetConsumer(), MinIndex: queue.Index(m.GetMinIndex()),
 	}
 	if r.Max == 0 {
@@ -184,7 +262,7 @@ func receive(m *tierqv1.ReceiveRequest) (Receive, error) {
 	return r, nil
 }
 
-func protoMessage(d Delivery) *tierqv1.Message {
+func protoMessage(d Delivery, partition Partition) *tierqv1.Message {
 	m := &tierqv1.Message{
 		Address: uint64(d.Message.Address), Receipt: d.Receipt, Body: d.Message.Body, Headers: protoHeaders(d.Message.Headers), Key: d.Message.Key,
 		Attempt: d.Attempt, PublishedUnixMs: uint64(d.Message.Stamp), LeaseMs: uint64(d.Lease.Milliseconds()), Seq: uint64(d.Message.Seq),
@@ -192,6 +270,9 @@ func protoMessage(d Delivery) *tierqv1.Message {
 	}
 	if d.Message.Producer.Kind == queue.ProducerClient {
 		m.ProducerId = d.Message.Producer.ID
+	}
+	if partition != nil {
+		m.Partition = *partition
 	}
 	return m
 }
@@ -209,12 +290,12 @@ func protoHeaders(in []queue.Header) []*tierqv1.Header {
 
 func (s groupService) Ack(ctx context.Context, req *connect.Request[tierqv1.AckRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
 	m := req.Msg
-	return s.settle(ctx, Settle{Kind: SettleAck, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts()})
+	return s.settle(ctx, Settle{Kind: SettleAck, Queue: m.GetQueue(), Partition: m.Partition, Group: m.GetGroup(), Receipts: m.GetReceipts()})
 }
 
 func (s groupService) Nack(ctx context.Context, req *connect.Request[tierqv1.NackRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
 	m := req.Msg
-	r := Settle{Kind: SettleNack, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts(), Reason: m.GetReason()}
+	r := Settle{Kind: SettleNack, Queue: m.GetQueue(), Partition: m.Partition, Group: m.GetGroup(), Receipts: m.GetReceipts(), Reason: m.GetReason()}
 	if m.DelayMs != nil {
 		if m.GetDelayMs() > uint64(maxLease.Milliseconds()) {
 			return nil, code.New(code.InvalidArgument, "delay_ms: %d, at most %d (12 h) are allowed", m.GetDelayMs(), maxLease.Milliseconds())
@@ -227,12 +308,12 @@ func (s groupService) Nack(ctx context.Context, req *connect.Request[tierqv1.Nac
 
 func (s groupService) Release(ctx context.Context, req *connect.Request[tierqv1.ReleaseRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
 	m := req.Msg
-	return s.settle(ctx, Settle{Kind: SettleRelease, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts()})
+	return s.settle(ctx, Settle{Kind: SettleRelease, Queue: m.GetQueue(), Partition: m.Partition, Group: m.GetGroup(), Receipts: m.GetReceipts()})
 }
 
 func (s groupService) Reject(ctx context.Context, req *connect.Request[tierqv1.RejectRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
 	m := req.Msg
-	return s.settle(ctx, Settle{Kind: SettleReject, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts(), Reason: m.GetReason()})
+	return s.settle(ctx, Settle{Kind: SettleReject, Queue: m.GetQueue(), Partition: m.Partition, Group: m.GetGroup(), Receipts: m.GetReceipts(), Reason: m.GetReason()})
 }
 
 func (s groupService) Extend(ctx context.Context, req *connect.Request[tierqv1.ExtendRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
@@ -240,10 +321,11 @@ func (s groupService) Extend(ctx context.Context, req *connect.Request[tierqv1.E
 	if m.GetLeaseMs() > uint64(maxLease.Milliseconds()) {
 		return nil, code.New(code.InvalidArgument, "lease_ms: %d, at most %d (12 h) are allowed", m.GetLeaseMs(), maxLease.Milliseconds())
 	}
-	return s.settle(ctx, Settle{Kind: SettleExtend, Queue: m.GetQueue(), Group: m.GetGroup(), Receipts: m.GetReceipts(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond})
+	return s.settle(ctx, Settle{Kind: SettleExtend, Queue: m.GetQueue(), Partition: m.Partition, Group: m.GetGroup(), Receipts: m.GetReceipts(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond})
 }
 
-// settle is never forwarded: only the home knows the leases.
+// settle is not forwarded, as only the home knows the leases and the client keeps its address; but for receipts of several
+// partitions, which the client cannot tell apart.
 func (s groupService) settle(ctx context.Context, r Settle) (*connect.Response[tierqv1.SettleResponse], error) {
 	r.Group = groupName(r.Group)
 	switch {
@@ -255,6 +337,14 @@ func (s groupService) settle(ctx context.Context, r Settle) (*connect.Response[t
 		return nil, code.New(code.InvalidArgument, "reason: %d bytes, at most 255 are allowed", len(r.Reason))
 	}
 	results, err := s.backend.Settle(ctx, r)
+	var many *SeveralError
+	if errors.As(err, &many) {
+		out, err := s.settleAny(ctx, r, &many.Queue)
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(out), nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -271,18 +361,43 @@ func (s groupService) settle(ctx context.Context, r Settle) (*connect.Response[t
 	return connect.NewResponse(out), nil
 }
 
+// settleOver makes a settle at another host.
+func (s groupService) settleOver(ctx context.Context, c tierqv1connect.GroupServiceClient, r Settle) (*connect.Response[tierqv1.SettleResponse], error) {
+	switch r.Kind {
+	case SettleAck:
+		return c.Ack(ctx, connect.NewRequest(&tierqv1.AckRequest{Queue: r.Queue, Partition: r.Partition, Group: r.Group, Receipts: r.Receipts}))
+	case SettleNack:
+		m := &tierqv1.NackRequest{Queue: r.Queue, Partition: r.Partition, Group: r.Group, Receipts: r.Receipts, Reason: r.Reason}
+		if r.Delay != nil {
+			ms := uint64(r.Delay.Milliseconds())
+			m.DelayMs = &ms
+		}
+		return c.Nack(ctx, connect.NewRequest(m))
+	case SettleRelease:
+		return c.Release(ctx, connect.NewRequest(&tierqv1.ReleaseRequest{Queue: r.Queue, Partition: r.Partition, Group: r.Group, Receipts: r.Receipts}))
+	case SettleReject:
+		return c.Reject(ctx, connect.NewRequest(&tierqv1.RejectRequest{Queue: r.Queue, Partition: r.Partition, Group: r.Group, Receipts: r.Receipts, Reason: r.Reason}))
+	}
+	return c.Extend(ctx, connect.NewRequest(&tierqv1.ExtendRequest{
+		Queue: r.Queue, Partition: r.Partition, Group: r.Group, Receipts: r.Receipts, LeaseMs: uint64(r.Lease.Milliseconds()),
+	}))
+}
+
 func (s groupService) ListDeadLetters(ctx context.Context, req *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
 	m := req.Msg
 	limit, err := pageOf(m.GetLimit())
 	if err != nil {
 		return nil, err
 	}
-	r, err := deadOf(m.GetQueue(), m.GetGroup(), nil, m)
+	r, err := deadOf(m.GetQueue(), m.Partition, m.GetGroup(), nil, m)
 	if err != nil {
 		return nil, err
 	}
 	r.Limit = limit
 	dead, next, err := s.backend.ListDead(ctx, r)
+	if n, ok := several(err); ok {
+		return s.listDeadOfAll(ctx, m, n, limit)
+	}
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
 			return s.client(host).ListDeadLetters(ctx, r)
@@ -292,7 +407,7 @@ func (s groupService) ListDeadLetters(ctx context.Context, req *connect.Request[
 	for _, d := range dead {
 		out.DeadLetters = append(out.DeadLetters, &tierqv1.DeadLetter{
 			Address: uint64(d.Address), Attempts: d.Attempts, Reason: d.Reason, FirstFailureUnixMs: uint64(d.FirstFailure), DeadUnixMs: uint64(d.DeadAt),
-			Body: d.Message.Body, Headers: protoHeaders(d.Message.Headers), Key: d.Message.Key,
+			Body: d.Message.Body, Headers: protoHeaders(d.Message.Headers), Key: d.Message.Key, Partition: m.GetPartition(),
 		})
 	}
 	return connect.NewResponse(out), nil
@@ -300,12 +415,15 @@ func (s groupService) ListDeadLetters(ctx context.Context, req *connect.Request[
 
 func (s groupService) RedriveDeadLetters(ctx context.Context, req *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
 	m := req.Msg
-	r, err := deadOf(m.GetQueue(), m.GetGroup(), m.GetAddresses(), m)
+	r, err := deadOf(m.GetQueue(), m.Partition, m.GetGroup(), m.GetAddresses(), m)
 	if err != nil {
 		return nil, err
 	}
 	r.Limit, r.DryRun, r.Rate = int(min(m.GetLimit(), math.MaxInt32)), m.GetDryRun(), int(m.GetRatePerSecond())
 	reply, err := s.backend.RedriveDead(ctx, r)
+	if n, ok := several(err); ok {
+		return s.redriveAll(ctx, m, n)
+	}
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
 			return s.client(host).RedriveDeadLetters(ctx, r)
@@ -318,12 +436,15 @@ func (s groupService) RedriveDeadLetters(ctx context.Context, req *connect.Reque
 
 func (s groupService) PurgeDeadLetters(ctx context.Context, req *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
 	m := req.Msg
-	r, err := deadOf(m.GetQueue(), m.GetGroup(), m.GetAddresses(), m)
+	r, err := deadOf(m.GetQueue(), m.Partition, m.GetGroup(), m.GetAddresses(), m)
 	if err != nil {
 		return nil, err
 	}
 	r.Limit, r.DryRun = int(min(m.GetLimit(), math.MaxInt32)), m.GetDryRun()
 	reply, err := s.backend.PurgeDead(ctx, r)
+	if n, ok := several(err); ok {
+		return s.purgeDeadOfAll(ctx, m, n)
+	}
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
 			return s.client(host).PurgeDeadLetters(ctx, r)
@@ -332,11 +453,77 @@ func (s groupService) PurgeDeadLetters(ctx context.Context, req *connect.Request
 	return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Purged: uint64(reply.Done), NextAddress: uint64(reply.Next), Matched: uint64(reply.Matched)}), nil
 }
 
+// listDeadOfAll, redriveAll and purgeDeadOfAll go through the partitions.
+func (s groupService) listDeadOfAll(ctx context.Context, m *tierqv1.ListDeadLettersRequest, n, limit int) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
+	out := &tierqv1.ListDeadLettersResponse{}
+	var err error
+	out.NextPartition, out.NextAddress, err = walk(ctx, n, m.GetFromPartition(), m.GetFromAddress(), uint64(limit), func(p uint32, from, left uint64) (uint64, uint64, error) {
+		one := inPartition(m, p)
+		one.FromAddress, one.Limit = from, uint32(left)
+		resp, err := s.ListDeadLetters(ctx, connect.NewRequest(one))
+		if err != nil {
+			return 0, 0, err
+		}
+		out.DeadLetters = append(out.DeadLetters, resp.Msg.GetDeadLetters()...)
+		return uint64(len(resp.Msg.GetDeadLetters())), resp.Msg.GetNextAddress(), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(out), nil
+}
+
+func (s groupService) redriveAll(ctx context.Context, m *tierqv1.RedriveDeadLettersRequest, n int) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
+	if len(m.GetAddresses()) > 0 {
+		return nil, code.New(code.InvalidArgument, "partition: addresses are of one partition, the queue has %d: name it", n)
+	}
+	out := &tierqv1.RedriveDeadLettersResponse{}
+	var err error
+	out.NextPartition, out.NextAddress, err = walk(ctx, n, m.GetFromPartition(), m.GetFromAddress(), m.GetLimit(), func(p uint32, from, left uint64) (uint64, uint64, error) {
+		one := inPartition(m, p)
+		one.FromAddress, one.Limit = from, left
+		resp, err := s.RedriveDeadLetters(ctx, connect.NewRequest(one))
+		if err != nil {
+			return 0, 0, err
+		}
+		r := resp.Msg
+		out.Redriven, out.Skipped, out.Matched = out.Redriven+r.GetRedriven(), out.Skipped+r.GetSkipped(), out.Matched+r.GetMatched()
+		return r.GetRedriven() + r.GetSkipped() + r.GetMatched(), r.GetNextAddress(), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(out), nil
+}
+
+func (s groupService) purgeDeadOfAll(ctx context.Context, m *tierqv1.PurgeDeadLettersRequest, n int) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
+	if len(m.GetAddresses()) > 0 {
+		return nil, code.New(code.InvalidArgument, "partition: addresses are of one partition, the queue has %d: name it", n)
+	}
+	out := &tierqv1.PurgeDeadLettersResponse{}
+	var err error
+	out.NextPartition, out.NextAddress, err = walk(ctx, n, m.GetFromPartition(), m.GetFromAddress(), m.GetLimit(), func(p uint32, from, left uint64) (uint64, uint64, error) {
+		one := inPartition(m, p)
+		one.FromAddress, one.Limit = from, left
+		resp, err := s.PurgeDeadLetters(ctx, connect.NewRequest(one))
+		if err != nil {
+			return 0, 0, err
+		}
+		r := resp.Msg
+		out.Purged, out.Matched = out.Purged+r.GetPurged(), out.Matched+r.GetMatched()
+		return r.GetPurged() + r.GetMatched(), r.GetNextAddress(), nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(out), nil
+}
+
 // maxDeadAddresses bounds the dead letters that one call names.
 const maxDeadAddresses = 10_000
 
 // deadOf checks what the three calls about dead letters have in common.
-func deadOf(queueName, group string, named []uint64, m interface {
+func deadOf(queueName string, partition Partition, group string, named []uint64, m interface {
 	GetReasonPrefix() string
 	GetOlderThanMs() uint64
 	GetFromAddress() uint64
@@ -355,7 +542,7 @@ func deadOf(queueName, group string, named []uint64, m interface {
 		return Dead{}, code.New(code.InvalidArgument, "older_than_ms: %d is more than ten years", m.GetOlderThanMs())
 	}
 	return Dead{
-		Queue: queueName, Group: groupName(group), Addresses: addresses(named), From: from, ReasonPrefix: m.GetReasonPrefix(),
+		Queue: queueName, Partition: partition, Group: groupName(group), Addresses: addresses(named), From: from, ReasonPrefix: m.GetReasonPrefix(),
 		OlderThan: time.Duration(m.GetOlderThanMs()) * time.Millisecond,
 	}, nil
 }
@@ -430,7 +617,7 @@ func protoGroupConfig(c queue.GroupConfig) *tierqv1.GroupConfig {
 
 func protoGroup(g GroupInfo) *tierqv1.Group {
 	return &tierqv1.Group{
-		Queue: g.Queue, Name: g.Name, Id: uint64(g.ID), Config: protoGroupConfig(g.Config), HomeHost: g.HomeHost, HomeApi: g.HomeAPI,
+		Queue: g.Queue, Partition: g.Partition, Name: g.Name, Id: uint64(g.ID), Config: protoGroupConfig(g.Config), HomeHost: g.HomeHost, HomeApi: g.HomeAPI,
 		Epoch: uint64(g.Epoch), Floor: uint64(g.Floor), Unfinished: g.Counters.Unfinished, Acked: g.Counters.Acked, Dead: g.Counters.Dead,
 		Retrying: g.Counters.Retrying, InFlight: uint64(g.InFlight), WaitingReceives: uint64(g.Waiting),
 		ConfigVersion: g.ConfigVersion, StartAddress: uint64(g.Start), Exported: g.Counters.Exported, Expired: g.Counters.Expired,

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"math"
 	"time"
 
@@ -28,7 +29,7 @@ func (s queueService) CreateQueue(ctx context.Context, req *connect.Request[tier
 		return nil, err
 	}
 	info, created, err := s.backend.CreateQueue(ctx, CreateQueue{
-		Name: m.GetName(), Options: opts, Replicas: int(m.GetReplicas()), Witnesses: int(m.GetWitnesses()), OperationID: m.GetOperationId(),
+		Name: m.GetName(), Options: opts, Partitions: m.GetPartitions(), Replicas: int(m.GetReplicas()), Witnesses: int(m.GetWitnesses()), OperationID: m.GetOperationId(),
 	})
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.CreateQueueRequest]) (*connect.Response[tierqv1.CreateQueueResponse], error) {
@@ -51,15 +52,59 @@ func (s queueService) ListQueues(ctx context.Context, req *connect.Request[tierq
 }
 
 func (s queueService) DescribeQueue(ctx context.Context, req *connect.Request[tierqv1.DescribeQueueRequest]) (*connect.Response[tierqv1.DescribeQueueResponse], error) {
-	info, err := s.backend.DescribeQueue(ctx, req.Msg.GetName())
+	info, err := s.backend.DescribeQueue(ctx, req.Msg.GetName(), req.Msg.Partition)
+	if n, ok := several(err); ok {
+		parts, err := s.describeEach(ctx, req.Msg, n)
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(&tierqv1.DescribeQueueResponse{Queue: mergeQueue(parts)}), nil
+	}
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.DescribeQueueRequest]) (*connect.Response[tierqv1.DescribeQueueResponse], error) {
 			return s.client(host).DescribeQueue(ctx, r)
 		})
 	}
 	q := protoQueue(info)
-	groupService(s).askHomes(ctx, q.GetName(), q.GetGroups())
+	groupService(s).askHomes(ctx, q.GetName(), req.Msg.Partition, q.GetGroups())
 	return connect.NewResponse(&tierqv1.DescribeQueueResponse{Queue: q}), nil
+}
+
+// describeEach describes every partition, at its leader's host if that answers: only there is it known how many disks hold
+// new messages.
+func (s queueService) describeEach(ctx context.Context, m *tierqv1.DescribeQueueRequest, n int) ([]*tierqv1.Queue, error) {
+	info, err := s.backend.LocateQueue(ctx, m.GetName())
+	if err != nil {
+		return nil, err
+	}
+	self := s.backend.Fleet().Self
+	parts, err := forEach(ctx, m, n, func(ctx context.Context, r *connect.Request[tierqv1.DescribeQueueRequest]) (*connect.Response[tierqv1.DescribeQueueResponse], error) {
+		if p := int(r.Msg.GetPartition()); p < len(info.Partitions) && s.forward != nil {
+			if leader := info.Partitions[p].LeaderHost; leader != 0 && leader != self {
+				asked, cancel := context.WithTimeout(ctx, homeAnswer)
+				defer cancel()
+				if resp, err := s.client(leader).DescribeQueue(asked, connect.NewRequest(r.Msg)); err == nil {
+					groupService(s).askHomes(ctx, m.GetName(), r.Msg.Partition, resp.Msg.GetQueue().GetGroups())
+					return resp, nil
+				}
+			}
+		}
+		return s.DescribeQueue(ctx, r)
+	})
+	out := make([]*tierqv1.Queue, len(parts))
+	for i, p := range parts {
+		out[i] = p.GetQueue()
+	}
+	return out, err
+}
+
+func (s queueService) LocateQueue(ctx context.Context, req *connect.Request[tierqv1.LocateQueueRequest]) (*connect.Response[tierqv1.LocateQueueResponse], error) {
+	info, err := s.backend.LocateQueue(ctx, req.Msg.GetName())
+	if err != nil {
+		return nil, err
+	}
+	q := protoQueue(info)
+	return connect.NewResponse(&tierqv1.LocateQueueResponse{Id: q.GetId(), Ordering: q.GetOptions().GetOrdering(), Partitions: q.GetPartitions()}), nil
 }
 
 func (s queueService) DeleteQueue(ctx context.Context, req *connect.Request[tierqv1.DeleteQueueRequest]) (*connect.Response[tierqv1.DeleteQueueResponse], error) {
@@ -77,12 +122,20 @@ func (s queueService) Publish(ctx context.Context, req *connect.Request[tierqv1.
 		return nil, err
 	}
 	reply, err := s.backend.Publish(ctx, p)
+	var many *SeveralError
+	if errors.As(err, &many) {
+		resp, err := s.publishAny(ctx, req.Msg, &many.Queue)
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(resp), nil
+	}
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
 			return s.client(host).Publish(ctx, r)
 		})
 	}
-	return connect.NewResponse(protoPublish(reply)), nil
+	return connect.NewResponse(protoPublish(reply, p.Partition)), nil
 }
 
 // publish checks a request and turns it into what a partition takes.
@@ -96,7 +149,7 @@ func publish(m *tierqv1.PublishRequest) (Publish, error) {
 	case m.GetProducerId() == 0 && (m.GetLow() != 0 || m.GetProducerEpoch() != 0 || m.GetContiguous()):
 		return Publish{}, code.New(code.ProducerSeqInvalid, "producer_id: low, producer_epoch and contiguous need a producer id")
 	}
-	p := Publish{Queue: m.GetQueue(), Partition: m.GetPartition(), Publish: queue.Publish{
+	p := Publish{Queue: m.GetQueue(), Partition: m.Partition, Publish: queue.Publish{
 		Low: queue.Seq(m.GetLow()), ProducerEpoch: m.GetProducerEpoch(), Contiguous: m.GetContiguous(), Atomic: m.GetAtomic(),
 		CheckLast: m.ExpectedLastAddress != nil, ExpectedLast: queue.Address(m.GetExpectedLastAddress()),
 		Messages: make([]queue.Message, n),
@@ -185,7 +238,7 @@ func headers(i int, in []*tierqv1.Header) ([]queue.Header, error) {
 	return out, nil
 }
 
-func protoPublish(r PublishReply) *tierqv1.PublishResponse {
+func protoPublish(r PublishReply, partition Partition) *tierqv1.PublishResponse {
 	out := &tierqv1.PublishResponse{
 		Shard: r.Shard, Index: uint64(r.Index), DataCopies: r.DataCopies, LeaderHost: r.LeaderHost, LeaderApi: r.LeaderAPI,
 		Results: make([]*tierqv1.PublishResult, len(r.Result.Messages)),
@@ -194,6 +247,9 @@ func protoPublish(r PublishReply) *tierqv1.PublishResponse {
 	for i, m := range r.Result.Messages {
 		p := &results[i]
 		p.Address, p.Duplicate = uint64(m.Address), m.Duplicate
+		if partition != nil {
+			p.Partition = *partition
+		}
 		if m.Code != code.OK {
 			p.Code, p.Name, p.Text = uint32(m.Code), m.Code.String(), m.Code.Info().Text
 		}

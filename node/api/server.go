@@ -35,6 +35,7 @@ type Server struct {
 	backend Backend
 	forward Forward
 	log     *zap.Logger
+	turns   *turns
 	// onForward and onRefusal count; they may be nil.
 	onForward func()
 	onRefusal func(code.Code)
@@ -60,7 +61,7 @@ type Options struct {
 
 // NewServer makes a server; register its handlers with Mount.
 func NewServer(o Options) *Server {
-	s := &Server{backend: o.Backend, forward: o.Forward, log: o.Logger, onForward: o.OnForward, onRefusal: o.OnRefusal}
+	s := &Server{turns: new(turns), backend: o.Backend, forward: o.Forward, log: o.Logger, onForward: o.OnForward, onRefusal: o.OnRefusal}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}

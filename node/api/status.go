@@ -44,21 +44,9 @@ func (s statusService) ShardDigest(ctx context.Context, req *connect.Request[tie
 		}
 		return connect.NewResponse(&tierqv1.ShardDigestResponse{Shard: d.Shard, Replicas: []*tierqv1.ReplicaDigest{protoDigest(d)}}), nil
 	}
-	info, err := s.backend.DescribeQueue(ctx, m.GetQueue())
-	var where *ElsewhereError
-	if err != nil && !asElsewhere(err, &where) {
-		return nil, err
-	}
+	info, err := s.backend.LocateQueue(ctx, m.GetQueue())
 	if err != nil {
-		list, lerr := s.backend.ListQueues(ctx, m.GetQueue())
-		if lerr != nil {
-			return nil, lerr
-		}
-		for _, q := range list {
-			if q.Name == m.GetQueue() {
-				info = q
-			}
-		}
+		return nil, err
 	}
 	if int(m.GetPartition()) >= len(info.Partitions) {
 		return nil, code.New(code.UnknownPartition, "partition: %d, queue %q has %d", m.GetPartition(), m.GetQueue(), len(info.Partitions))

@@ -89,7 +89,17 @@ func (s streamService) publishOne(ctx context.Context, req *tierqv1.PublishReque
 		defer p.Queued()
 		reply, err := s.backend.Publish(ctx, p)
 		if err == nil {
-			answer(&tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Published{Published: protoPublish(reply)}})
+			answer(&tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Published{Published: protoPublish(reply, p.Partition)}})
+			return
+		}
+		var many *SeveralError
+		if errors.As(err, &many) {
+			whole, err := queueService(s).publishAny(ctx, req, &many.Queue)
+			if err != nil {
+				answer(refusedPublish(err))
+				return
+			}
+			answer(&tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Published{Published: whole}})
 			return
 		}
 		resp, err := elsewhere(ctx, s.Server, err, req, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
@@ -158,7 +168,7 @@ type consumer struct {
 
 func newConsumer(s streamService, stream *connect.BidiStream[tierqv1.ConsumeRequest, tierqv1.ConsumeResponse], m *tierqv1.ConsumeStart) (*consumer, error) {
 	wait := uint32(pushWait.Milliseconds())
-	r, err := receive(&tierqv1.ReceiveRequest{Queue: m.GetQueue(), Group: m.GetGroup(), Consumer: m.GetConsumer(), LeaseMs: m.LeaseMs, WaitMs: &wait})
+	r, err := receive(&tierqv1.ReceiveRequest{Queue: m.GetQueue(), Partition: m.Partition, Group: m.GetGroup(), Consumer: m.GetConsumer(), LeaseMs: m.LeaseMs, WaitMs: &wait})
 	if err != nil {
 		return nil, err
 	}
@@ -240,7 +250,7 @@ func (c *consumer) push(ctx context.Context) error {
 		c.hold(ds)
 		out := &tierqv1.ConsumeMessages{Messages: make([]*tierqv1.Message, len(ds))}
 		for i, d := range ds {
-			out.Messages[i] = protoMessage(d)
+			out.Messages[i] = protoMessage(d, r.Partition)
 		}
 		if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Messages{Messages: out}}); err != nil {
 			return err
@@ -354,7 +364,7 @@ func (c *consumer) settleResults(ctx context.Context, m *tierqv1.ConsumeSettle) 
 	if !ok {
 		return nil, code.New(code.InvalidArgument, "settle.kind: %q: use ack, nack, release, reject or extend", m.GetKind())
 	}
-	r := Settle{Kind: kind, Queue: c.receive.Queue, Group: c.receive.Group, Receipts: m.GetReceipts(), Reason: m.GetReason(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond}
+	r := Settle{Kind: kind, Queue: c.receive.Queue, Partition: c.receive.Partition, Group: c.receive.Group, Receipts: m.GetReceipts(), Reason: m.GetReason(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond}
 	if m.DelayMs != nil {
 		d := time.Duration(m.GetDelayMs()) * time.Millisecond
 		r.Delay = &d
@@ -376,6 +386,6 @@ func (c *consumer) release(receipts []string) {
 	for len(receipts) > 0 && ctx.Err() == nil {
 		part := receipts[:min(len(receipts), maxSettle)]
 		receipts = receipts[len(part):]
-		_, _ = c.s.backend.Settle(ctx, Settle{Kind: SettleRelease, Queue: c.receive.Queue, Group: c.receive.Group, Receipts: part})
+		_, _ = c.s.backend.Settle(ctx, Settle{Kind: SettleRelease, Queue: c.receive.Queue, Partition: c.receive.Partition, Group: c.receive.Group, Receipts: part})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
 
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/code"
@@ -339,7 +340,7 @@ func (s *stream) request(b *batch) (*tierqv1.PublishRequest, []*item) {
 	defer s.mu.Unlock()
 	first := b.items[0].p
 	req := &tierqv1.PublishRequest{
-		Queue: s.key.queue, Partition: s.key.partition, ProducerId: s.c.opts.ProducerID, ProducerEpoch: s.epoch,
+		Queue: s.key.queue, Partition: proto.Uint32(s.key.partition), ProducerId: s.c.opts.ProducerID, ProducerEpoch: s.epoch,
 		Low: s.lowLocked(), Contiguous: s.inLine, Atomic: first.opts.Atomic, ExpectedLastAddress: first.opts.ExpectedLastAddress,
 	}
 	var sent []*item

@@ -49,6 +49,8 @@ const (
 	AtomicRefused       Code = 0x0015 // another message of the atomic publish was refused
 	InvalidReceipt      Code = 0x0016
 	DelayTooLong        Code = 0x0017
+	WrongPartition      Code = 0x0018 // the key belongs to another partition
+	AtomicPartitions    Code = 0x0019 // an atomic publish over several partitions
 	StaleGeneration     Code = 0x0020
 	NotOwner            Code = 0x0021 // NotGroupHome: go to the named home
 	StaleOwner          Code = 0x0022 // epoch not equal to the group's

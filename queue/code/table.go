@@ -21,6 +21,8 @@ var table = []Info{
 	{AtomicRefused, "ATOMIC_REFUSED", ClassPermanent, "another message of the atomic publish was refused, so none was stored: its own code tells what to fix"},
 	{InvalidReceipt, "INVALID_RECEIPT", ClassPermanent, "this is not a receipt of this queue and group: use the one that receive returned"},
 	{DelayTooLong, "DELAY_TOO_LONG", ClassPermanent, "the delay exceeds the queue's limit: shorten it, or raise the queue's max delay"},
+	{WrongPartition, "WRONG_PARTITION", ClassRenegotiate, "the key belongs to another partition: ask for the queue's partitions again"},
+	{AtomicPartitions, "ATOMIC_PARTITIONS", ClassPermanent, "an atomic publish must fit one partition: give its messages one key, or name the partition; transactions over partitions are not offered"},
 	{StaleGeneration, "STALE_GENERATION", ClassRenegotiate, "the assignment has changed: ask again"},
 	{NotOwner, "NOT_OWNER", ClassRenegotiate, "this host is not the group's home: go to the home that the details name"},
 	{StaleOwner, "STALE_OWNER", ClassRenegotiate, "the group has a new home or was reset since: receive again"},

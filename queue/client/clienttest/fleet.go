@@ -167,11 +167,34 @@ func (f *Fleet) SetHome(host uint64) {
 	f.home = host
 	f.epoch++
 	for _, q := range f.queues {
-		for _, g := range q.groups {
-			g.expireAll()
+		for _, part := range q.parts {
+			part.home = 0
+			for _, g := range part.groups {
+				g.expireAll()
+			}
 		}
 	}
 	f.wakeLocked()
+}
+
+// SetPartitionHome makes host the home of every group of one partition, under a new epoch.
+func (f *Fleet) SetPartitionHome(queue string, p uint32, host uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	part := f.queues[queue].parts[p]
+	part.home = host
+	part.moves++
+	for _, g := range part.groups {
+		g.expireAll()
+	}
+	f.wakeLocked()
+}
+
+// SetPartitionLeader moves the leadership of one partition.
+func (f *Fleet) SetPartitionLeader(queue string, p uint32, host uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.queues[queue].parts[p].leader = host
 }
 
 // SetStrictSequence makes every queue demand contiguous seqs, as `ordering: key` does.
@@ -202,14 +225,40 @@ func (f *Fleet) Calls(procedure string) int {
 	return f.calls[procedure]
 }
 
-// Bodies returns the stored bodies of a queue in address order.
+// Bodies returns the stored bodies of a queue in address order, partition by partition.
 func (f *Fleet) Bodies(queue string) []string {
+	var out []string
+	for _, list := range f.PartitionBodies(queue) {
+		out = append(out, list...)
+	}
+	return out
+}
+
+// PartitionBodies returns the stored bodies of each partition in address order.
+func (f *Fleet) PartitionBodies(queue string) [][]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var out []string
+	q := f.queues[queue]
+	if q == nil {
+		return nil
+	}
+	out := make([][]string, len(q.parts))
+	for i, part := range q.parts {
+		for _, m := range part.messages {
+			out[i] = append(out[i], string(m.Body))
+		}
+	}
+	return out
+}
+
+// groupParts returns a group in every partition.
+func (f *Fleet) groupParts(queue, group string) []*groupState {
+	var out []*groupState
 	if q := f.queues[queue]; q != nil {
-		for _, m := range q.messages {
-			out = append(out, string(m.Body))
+		for _, part := range q.parts {
+			if g := part.groups[group]; g != nil {
+				out = append(out, g)
+			}
 		}
 	}
 	return out
@@ -219,28 +268,40 @@ func (f *Fleet) Bodies(queue string) []string {
 func (f *Fleet) Waiting(queue, group string) uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if q := f.queues[queue]; q != nil && q.groups[group] != nil {
-		return q.groups[group].waiting
+	n := uint64(0)
+	for _, g := range f.groupParts(queue, group) {
+		n += g.waiting
 	}
-	return 0
+	return n
 }
 
 // Outstanding returns how many messages of a group are leased, and how many are acked.
 func (f *Fleet) Outstanding(queue, group string) (leased, acked int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if q := f.queues[queue]; q != nil && q.groups[group] != nil {
-		return len(q.groups[group].leases), len(q.groups[group].acked)
+	for _, g := range f.groupParts(queue, group) {
+		leased, acked = leased+len(g.leases), acked+len(g.acked)
 	}
-	return 0, 0
+	return leased, acked
+}
+
+// MostLeased returns the greatest number of messages of a group that were leased at once in one partition.
+func (f *Fleet) MostLeased(queue, group string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	most := 0
+	for _, g := range f.groupParts(queue, group) {
+		most = max(most, g.most)
+	}
+	return most
 }
 
 // ExpireLeases ends all leases of a group.
 func (f *Fleet) ExpireLeases(queue, group string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if q := f.queues[queue]; q != nil && q.groups[group] != nil {
-		q.groups[group].expireAll()
+	for _, g := range f.groupParts(queue, group) {
+		g.expireAll()
 	}
 	f.wakeLocked()
 }

@@ -19,8 +19,14 @@ import (
 // The limits that the state keeps, as the state machine does.
 const producerWindow = 8192
 
+// queueState is one partition of a queue; the first one has them all in parts.
 type queueState struct {
 	id        uint64
+	number    uint32
+	parts     []*queueState
+	leader    uint64 // 0: the fleet's
+	home      uint64 // 0: the fleet's
+	moves     uint64 // of the home, on top of the fleet's
 	options   *tierqv1.QueueOptions
 	messages  []*tierqv1.Message
 	producers map[uint64]*producerState
@@ -41,6 +47,7 @@ type groupState struct {
 	leases  map[uint64]uint64 // address → lease number
 	fails   map[uint64]uint32
 	waiting uint64
+	most    int // leases at once
 }
 
 func (g *groupState) expireAll() { clear(g.leases) }
@@ -52,6 +59,22 @@ func (g *groupState) kill(m *tierqv1.Message, attempts uint32, reason string) {
 	}
 	delete(g.leases, m.Address)
 }
+
+func (f *Fleet) leaderOf(q *queueState) uint64 {
+	if q.leader != 0 {
+		return q.leader
+	}
+	return f.leader
+}
+
+func (f *Fleet) homeOf(q *queueState) uint64 {
+	if q.home != 0 {
+		return q.home
+	}
+	return f.home
+}
+
+func (f *Fleet) epochOf(q *queueState) uint64 { return f.epoch + q.moves }
 
 // view is the API at one host.
 type view struct{ h *Host }
@@ -68,6 +91,22 @@ func (f *Fleet) queueLocked(name string) (*queueState, error) {
 	return q, nil
 }
 
+// partLocked finds a partition; nil is the only one.
+func (f *Fleet) partLocked(name string, p *uint32) (*queueState, error) {
+	q, err := f.queueLocked(name)
+	switch {
+	case err != nil:
+		return nil, err
+	case p == nil && len(q.parts) > 1:
+		return nil, refuse(code.InvalidArgument, "partition: queue %q has %d: name one of them, from 0", name, len(q.parts))
+	case p == nil:
+		return q, nil
+	case int(*p) >= len(q.parts):
+		return nil, refuse(code.UnknownPartition, "")
+	}
+	return q.parts[*p], nil
+}
+
 func (v *view) CreateQueue(_ context.Context, r *connect.Request[tierqv1.CreateQueueRequest]) (*connect.Response[tierqv1.CreateQueueResponse], error) {
 	f := v.h.f
 	f.mu.Lock()
@@ -79,8 +118,13 @@ func (v *view) CreateQueue(_ context.Context, r *connect.Request[tierqv1.CreateQ
 	q := f.queues[m.Name]
 	created := q == nil
 	if created {
-		q = &queueState{id: f.nextID, options: m.Options, producers: map[uint64]*producerState{}, groups: map[string]*groupState{}}
-		f.nextID++
+		parts := make([]*queueState, max(m.Partitions, 1))
+		for i := range parts {
+			parts[i] = &queueState{id: f.nextID, number: uint32(i), options: m.Options, producers: map[uint64]*producerState{}, groups: map[string]*groupState{}}
+			f.nextID++
+		}
+		q = parts[0]
+		q.parts = parts
 		f.queues[m.Name] = q
 	} else if q.options.GetOrdering() != m.Options.GetOrdering() || q.options.GetMaxBodyBytes() != m.Options.GetMaxBodyBytes() {
 		return nil, refuse(code.QueueExistsMismatch, "")
@@ -89,21 +133,38 @@ func (v *view) CreateQueue(_ context.Context, r *connect.Request[tierqv1.CreateQ
 }
 
 func (f *Fleet) wireLocked(name string, q *queueState) *tierqv1.Queue {
-	p := &tierqv1.Partition{Shard: q.id, LeaderHost: f.leader, LeaderEpoch: f.term, LeaderApi: f.apiLocked(f.leader), DataCopies: 2}
-	if f.leader == 0 {
-		p.QuorumState = 3
-	}
-	for i, h := range f.hosts {
-		role := "full"
-		if i == 2 {
-			role = "witness"
+	out := &tierqv1.Queue{Name: name, Id: q.id, Options: q.options, Groups: f.groupsLocked(name, q)}
+	for _, part := range q.parts {
+		leader := f.leaderOf(part)
+		p := &tierqv1.Partition{Number: part.number, Shard: part.id, LeaderHost: leader, LeaderEpoch: f.term, LeaderApi: f.apiLocked(leader), DataCopies: 2}
+		if leader == 0 {
+			p.QuorumState = 3
 		}
-		p.Replicas = append(p.Replicas, &tierqv1.Replica{ReplicaId: h.ID, Host: h.ID, Role: role, Api: h.Addr})
+		for i, h := range f.hosts {
+			role := "full"
+			if i == 2 {
+				role = "witness"
+			}
+			p.Replicas = append(p.Replicas, &tierqv1.Replica{ReplicaId: h.ID, Host: h.ID, Role: role, Api: h.Addr})
+		}
+		out.Partitions = append(out.Partitions, p)
+		out.Messages += uint64(len(part.messages))
+		out.Bytes += part.bytes
+		out.LastAddress = max(out.LastAddress, uint64(len(part.messages)))
 	}
-	return &tierqv1.Queue{
-		Name: name, Id: q.id, Options: q.options, Partitions: []*tierqv1.Partition{p},
-		Messages: uint64(len(q.messages)), Bytes: q.bytes, LastAddress: uint64(len(q.messages)), Groups: f.groupsLocked(name, q),
+	return out
+}
+
+func (v *view) LocateQueue(_ context.Context, r *connect.Request[tierqv1.LocateQueueRequest]) (*connect.Response[tierqv1.LocateQueueResponse], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q, err := f.queueLocked(r.Msg.Name)
+	if err != nil {
+		return nil, err
 	}
+	w := f.wireLocked(r.Msg.Name, q)
+	return connect.NewResponse(&tierqv1.LocateQueueResponse{Id: w.Id, Ordering: w.Options.GetOrdering(), Partitions: w.Partitions}), nil
 }
 
 func (f *Fleet) groupsLocked(queue string, q *queueState) []*tierqv1.Group {
@@ -117,7 +178,7 @@ func (f *Fleet) groupsLocked(queue string, q *queueState) []*tierqv1.Group {
 
 func (f *Fleet) groupLocked(queue, name string, q *queueState, g *groupState) *tierqv1.Group {
 	w := &tierqv1.Group{
-		Queue: queue, Name: name, Id: g.id, Config: g.config, HomeHost: f.home, HomeApi: f.apiLocked(f.home), Epoch: f.epoch,
+		Queue: queue, Name: name, Id: g.id, Config: g.config, HomeHost: f.homeOf(q), HomeApi: f.apiLocked(f.homeOf(q)), Epoch: f.epochOf(q),
 		Acked: uint64(len(g.acked)), Dead: uint64(len(g.dead)), InFlight: uint64(len(g.leases)), WaitingReceives: g.waiting,
 	}
 	w.Unfinished = uint64(len(q.messages)) - w.Acked - w.Dead
@@ -167,19 +228,20 @@ func (v *view) Publish(_ context.Context, r *connect.Request[tierqv1.PublishRequ
 	f := v.h.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	q, err := f.queueLocked(r.Msg.Queue)
+	q, err := f.partLocked(r.Msg.Queue, r.Msg.Partition)
 	if err != nil {
 		return nil, err
 	}
-	if f.leader != v.h.ID {
+	leader := f.leaderOf(q)
+	if leader != v.h.ID {
 		e := code.New(code.NoLeader, "")
-		if f.leader != 0 {
+		if leader != 0 {
 			e = code.New(code.NotReplica, "")
-			e.LeaderHost, e.LeaderAPI = f.leader, f.apiLocked(f.leader)
+			e.LeaderHost, e.LeaderAPI = leader, f.apiLocked(leader)
 		}
 		return nil, Refusal(e)
 	}
-	res := &tierqv1.PublishResponse{Shard: q.id, LeaderHost: f.leader, LeaderApi: f.apiLocked(f.leader), DataCopies: 2}
+	res := &tierqv1.PublishResponse{Shard: q.id, LeaderHost: leader, LeaderApi: f.apiLocked(leader), DataCopies: 2}
 	for _, m := range r.Msg.Messages {
 		res.Results = append(res.Results, f.storeLocked(q, r.Msg, m))
 	}
@@ -235,11 +297,12 @@ func (v *view) CreateGroup(_ context.Context, r *connect.Request[tierqv1.CreateG
 	if err != nil {
 		return nil, err
 	}
-	g := q.groups[r.Msg.Name]
-	if g == nil {
-		g = newGroup(uint64(len(q.groups))+1, r.Msg.Config)
-		q.groups[r.Msg.Name] = g
+	for _, part := range q.parts {
+		if part.groups[r.Msg.Name] == nil {
+			part.groups[r.Msg.Name] = newGroup(uint64(len(part.groups))+1, r.Msg.Config)
+		}
 	}
+	g := q.groups[r.Msg.Name]
 	return connect.NewResponse(&tierqv1.CreateGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}), nil
 }
 
@@ -255,21 +318,27 @@ func (v *view) ListGroups(_ context.Context, r *connect.Request[tierqv1.ListGrou
 }
 
 // homeLocked finds a group for a call that must be at its home.
-func (v *view) homeLocked(queue, group string) (*queueState, *groupState, error) {
-	q, g, err := v.groupLocked(queue, group)
+func (v *view) homeLocked(queue string, p *uint32, group string) (*queueState, *groupState, error) {
+	q, g, err := v.groupIn(queue, p, group)
 	if err != nil {
 		return nil, nil, err
 	}
-	if f := v.h.f; f.home != v.h.ID {
-		e := code.New(code.NotOwner, "group %q of queue %q is at host %d (%s): go there", group, queue, f.home, f.apiLocked(f.home))
-		e.HomeHost, e.HomeAPI, e.Epoch = f.home, f.apiLocked(f.home), f.epoch
+	if f := v.h.f; f.homeOf(q) != v.h.ID {
+		home := f.homeOf(q)
+		e := code.New(code.NotOwner, "group %q of queue %q is at host %d (%s): go there", group, queue, home, f.apiLocked(home))
+		e.HomeHost, e.HomeAPI, e.Epoch = home, f.apiLocked(home), f.epochOf(q)
 		return nil, nil, Refusal(e)
 	}
 	return q, g, nil
 }
 
 func (v *view) groupLocked(queue, group string) (*queueState, *groupState, error) {
-	q, err := v.h.f.queueLocked(queue)
+	first := uint32(0)
+	return v.groupIn(queue, &first, group)
+}
+
+func (v *view) groupIn(queue string, p *uint32, group string) (*queueState, *groupState, error) {
+	q, err := v.h.f.partLocked(queue, p)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -337,13 +406,13 @@ func (v *view) Receive(ctx context.Context, r *connect.Request[tierqv1.ReceiveRe
 	over := time.After(wait)
 	for {
 		f.mu.Lock()
-		q, g, err := v.homeLocked(r.Msg.Queue, r.Msg.Group)
+		q, g, err := v.homeLocked(r.Msg.Queue, r.Msg.Partition, r.Msg.Group)
 		if err != nil {
 			f.mu.Unlock()
 			return nil, err
 		}
 		ms := f.leaseLocked(q, g, int(max(r.Msg.MaxMessages, 1)))
-		epoch, changed := f.epoch, f.changed
+		epoch, changed := f.epochOf(q), f.changed
 		if len(ms) > 0 || wait == 0 {
 			f.mu.Unlock()
 			return connect.NewResponse(&tierqv1.ReceiveResponse{Messages: ms, Epoch: epoch}), nil
@@ -381,20 +450,21 @@ func (f *Fleet) leaseLocked(q *queueState, g *groupState, n int) []*tierqv1.Mess
 		c := &tierqv1.Message{
 			Address: m.Address, Body: m.Body, Headers: m.Headers, Key: m.Key, PublishedUnixMs: m.PublishedUnixMs, LeaseMs: m.LeaseMs,
 			ProducerId: m.ProducerId, Seq: m.Seq, Attempt: g.fails[m.Address] + 1,
-			Receipt: fmt.Sprintf("r.%d.%d.%d", m.Address, f.epoch, f.lease),
+			Receipt: fmt.Sprintf("r.%d.%d.%d.%d", m.Address, f.epochOf(q), f.lease, q.number), Partition: q.number,
 		}
 		out = append(out, c)
 	}
+	g.most = max(g.most, len(g.leases))
 	return out
 }
 
 // checkLocked reads a receipt; code.OK when its lease is the current one.
-func (f *Fleet) checkLocked(g *groupState, receipt string) (uint64, code.Code) {
+func (f *Fleet) checkLocked(q *queueState, g *groupState, receipt string) (uint64, code.Code) {
 	parts := strings.Split(receipt, ".")
-	if len(parts) != 4 || parts[0] != "r" {
+	if len(parts) != 5 || parts[0] != "r" {
 		return 0, code.InvalidReceipt
 	}
-	var n [3]uint64
+	var n [4]uint64
 	for i := range n {
 		v, err := strconv.ParseUint(parts[i+1], 10, 64)
 		if err != nil {
@@ -403,9 +473,11 @@ func (f *Fleet) checkLocked(g *groupState, receipt string) (uint64, code.Code) {
 		n[i] = v
 	}
 	switch {
+	case n[3] != uint64(q.number):
+		return 0, code.InvalidReceipt
 	case g.acked[n[0]]:
 		return n[0], code.UnknownMessage
-	case n[1] != f.epoch:
+	case n[1] != f.epochOf(q):
 		return n[0], code.StaleOwner
 	case g.leases[n[0]] != n[2]:
 		return n[0], code.UnknownDelivery
@@ -414,17 +486,22 @@ func (f *Fleet) checkLocked(g *groupState, receipt string) (uint64, code.Code) {
 }
 
 // settle answers receipts; f is called for those whose lease is current.
-func (v *view) settle(queue, group string, receipts []string, do func(*queueState, *groupState, uint64)) (*connect.Response[tierqv1.SettleResponse], error) {
+func (v *view) settle(queue string, p *uint32, group string, receipts []string, do func(*queueState, *groupState, uint64)) (*connect.Response[tierqv1.SettleResponse], error) {
 	f := v.h.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	q, g, err := v.homeLocked(queue, group)
+	if q := f.queues[queue]; p == nil && q != nil && len(q.parts) > 1 && len(receipts) > 0 {
+		n, _ := strconv.ParseUint(receipts[0][strings.LastIndexByte(receipts[0], '.')+1:], 10, 32)
+		of := uint32(n) // all of one partition, as far as this fleet goes
+		p = &of
+	}
+	q, g, err := v.homeLocked(queue, p, group)
 	if err != nil {
 		return nil, err
 	}
 	res := &tierqv1.SettleResponse{}
 	for _, r := range receipts {
-		a, c := f.checkLocked(g, r)
+		a, c := f.checkLocked(q, g, r)
 		s := &tierqv1.SettleResult{Address: a, Effect: tierqv1.Effect_EFFECT_NONE}
 		switch c {
 		case code.OK:
@@ -442,31 +519,31 @@ func (v *view) settle(queue, group string, receipts []string, do func(*queueStat
 }
 
 func (v *view) Ack(_ context.Context, r *connect.Request[tierqv1.AckRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) {
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) {
 		g.acked[a] = true
 		delete(g.leases, a)
 	})
 }
 
 func (v *view) Nack(_ context.Context, r *connect.Request[tierqv1.NackRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) {
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) {
 		g.fails[a]++
 		delete(g.leases, a)
 	})
 }
 
 func (v *view) Release(_ context.Context, r *connect.Request[tierqv1.ReleaseRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) { delete(g.leases, a) })
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) { delete(g.leases, a) })
 }
 
 func (v *view) Reject(_ context.Context, r *connect.Request[tierqv1.RejectRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(q *queueState, g *groupState, a uint64) {
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(q *queueState, g *groupState, a uint64) {
 		g.kill(q.messages[a-1], g.fails[a]+1, r.Msg.Reason)
 	})
 }
 
 func (v *view) Extend(_ context.Context, r *connect.Request[tierqv1.ExtendRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Group, r.Msg.Receipts, func(*queueState, *groupState, uint64) {})
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(*queueState, *groupState, uint64) {})
 }
 
 func (v *view) ListDeadLetters(_ context.Context, r *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
@@ -541,7 +618,7 @@ func (v *view) RedriveDeadLetters(_ context.Context, r *connect.Request[tierqv1.
 	f := v.h.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	_, g, err := v.homeLocked(r.Msg.Queue, r.Msg.Group)
+	_, g, err := v.homeLocked(r.Msg.Queue, new(uint32), r.Msg.Group)
 	if err != nil {
 		return nil, err
 	}
@@ -565,7 +642,7 @@ func (v *view) PurgeDeadLetters(_ context.Context, r *connect.Request[tierqv1.Pu
 	f := v.h.f
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	_, g, err := v.homeLocked(r.Msg.Queue, r.Msg.Group)
+	_, g, err := v.homeLocked(r.Msg.Queue, new(uint32), r.Msg.Group)
 	if err != nil {
 		return nil, err
 	}

@@ -570,7 +570,9 @@ type CreateQueueRequest struct {
 	Replicas  uint32 `protobuf:"varint,3,opt,name=replicas,proto3" json:"replicas,omitempty"`
 	Witnesses uint32 `protobuf:"varint,4,opt,name=witnesses,proto3" json:"witnesses,omitempty"`
 	// Repeating a create with the same operation id gives the same answer; 0 lets the host choose one.
-	OperationId   uint64 `protobuf:"varint,5,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
+	OperationId uint64 `protobuf:"varint,5,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
+	// Each is a shard of its own; 0 means 1, at most 64.
+	Partitions    uint32 `protobuf:"varint,6,opt,name=partitions,proto3" json:"partitions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -636,6 +638,13 @@ func (x *CreateQueueRequest) GetWitnesses() uint32 {
 func (x *CreateQueueRequest) GetOperationId() uint64 {
 	if x != nil {
 		return x.OperationId
+	}
+	return 0
+}
+
+func (x *CreateQueueRequest) GetPartitions() uint32 {
+	if x != nil {
+		return x.Partitions
 	}
 	return 0
 }
@@ -1062,8 +1071,10 @@ func (x *ListQueuesResponse) GetQueues() []*Queue {
 }
 
 type DescribeQueueRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Absent: all, summed.
+	Partition     *uint32 `protobuf:"varint,2,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1103,6 +1114,13 @@ func (x *DescribeQueueRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *DescribeQueueRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
 }
 
 type DescribeQueueResponse struct {
@@ -1149,6 +1167,111 @@ func (x *DescribeQueueResponse) GetQueue() *Queue {
 	return nil
 }
 
+type LocateQueueRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocateQueueRequest) Reset() {
+	*x = LocateQueueRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocateQueueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocateQueueRequest) ProtoMessage() {}
+
+func (x *LocateQueueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocateQueueRequest.ProtoReflect.Descriptor instead.
+func (*LocateQueueRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *LocateQueueRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type LocateQueueResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Ordering Ordering               `protobuf:"varint,2,opt,name=ordering,proto3,enum=tierq.v1.Ordering" json:"ordering,omitempty"`
+	// By number.
+	Partitions    []*Partition `protobuf:"bytes,3,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocateQueueResponse) Reset() {
+	*x = LocateQueueResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocateQueueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocateQueueResponse) ProtoMessage() {}
+
+func (x *LocateQueueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocateQueueResponse.ProtoReflect.Descriptor instead.
+func (*LocateQueueResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *LocateQueueResponse) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *LocateQueueResponse) GetOrdering() Ordering {
+	if x != nil {
+		return x.Ordering
+	}
+	return Ordering_ORDERING_NONE
+}
+
+func (x *LocateQueueResponse) GetPartitions() []*Partition {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
 type DeleteQueueRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1158,7 +1281,7 @@ type DeleteQueueRequest struct {
 
 func (x *DeleteQueueRequest) Reset() {
 	*x = DeleteQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[11]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1170,7 +1293,7 @@ func (x *DeleteQueueRequest) String() string {
 func (*DeleteQueueRequest) ProtoMessage() {}
 
 func (x *DeleteQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[11]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1183,7 +1306,7 @@ func (x *DeleteQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteQueueRequest.ProtoReflect.Descriptor instead.
 func (*DeleteQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{11}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteQueueRequest) GetName() string {
@@ -1201,7 +1324,7 @@ type DeleteQueueResponse struct {
 
 func (x *DeleteQueueResponse) Reset() {
 	*x = DeleteQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[12]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1336,7 @@ func (x *DeleteQueueResponse) String() string {
 func (*DeleteQueueResponse) ProtoMessage() {}
 
 func (x *DeleteQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[12]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1349,7 @@ func (x *DeleteQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteQueueResponse.ProtoReflect.Descriptor instead.
 func (*DeleteQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{12}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{14}
 }
 
 type Header struct {
@@ -1239,7 +1362,7 @@ type Header struct {
 
 func (x *Header) Reset() {
 	*x = Header{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[13]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1251,7 +1374,7 @@ func (x *Header) String() string {
 func (*Header) ProtoMessage() {}
 
 func (x *Header) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[13]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1264,7 +1387,7 @@ func (x *Header) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Header.ProtoReflect.Descriptor instead.
 func (*Header) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{13}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Header) GetName() string {
@@ -1299,7 +1422,7 @@ type OutMessage struct {
 
 func (x *OutMessage) Reset() {
 	*x = OutMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[14]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1434,7 @@ func (x *OutMessage) String() string {
 func (*OutMessage) ProtoMessage() {}
 
 func (x *OutMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[14]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1447,7 @@ func (x *OutMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutMessage.ProtoReflect.Descriptor instead.
 func (*OutMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{14}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *OutMessage) GetBody() []byte {
@@ -1389,14 +1512,17 @@ type PublishRequest struct {
 	Atomic     bool   `protobuf:"varint,7,opt,name=atomic,proto3" json:"atomic,omitempty"`
 	// Refuse unless the partition's last address is this.
 	ExpectedLastAddress *uint64 `protobuf:"varint,8,opt,name=expected_last_address,json=expectedLastAddress,proto3,oneof" json:"expected_last_address,omitempty"`
-	Partition           uint32  `protobuf:"varint,9,opt,name=partition,proto3" json:"partition,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Absent: the only one; of several, the host chooses by docs/format/partition.md: by key, else by dedup id, else the
+	// next one for the whole batch. With a producer id it must be named when there are several, as seqs count per partition;
+	// so it must with expected_last_address. An atomic batch must fit one partition.
+	Partition     *uint32 `protobuf:"varint,9,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PublishRequest) Reset() {
 	*x = PublishRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[15]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1408,7 +1534,7 @@ func (x *PublishRequest) String() string {
 func (*PublishRequest) ProtoMessage() {}
 
 func (x *PublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[15]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1421,7 +1547,7 @@ func (x *PublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRequest.ProtoReflect.Descriptor instead.
 func (*PublishRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{15}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PublishRequest) GetQueue() string {
@@ -1481,8 +1607,8 @@ func (x *PublishRequest) GetExpectedLastAddress() uint64 {
 }
 
 func (x *PublishRequest) GetPartition() uint32 {
-	if x != nil {
-		return x.Partition
+	if x != nil && x.Partition != nil {
+		return *x.Partition
 	}
 	return 0
 }
@@ -1495,13 +1621,14 @@ type PublishResult struct {
 	Text          string `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
 	Address       uint64 `protobuf:"varint,4,opt,name=address,proto3" json:"address,omitempty"`
 	Duplicate     bool   `protobuf:"varint,5,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
+	Partition     uint32 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PublishResult) Reset() {
 	*x = PublishResult{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[16]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1513,7 +1640,7 @@ func (x *PublishResult) String() string {
 func (*PublishResult) ProtoMessage() {}
 
 func (x *PublishResult) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[16]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1526,7 +1653,7 @@ func (x *PublishResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishResult.ProtoReflect.Descriptor instead.
 func (*PublishResult) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{16}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PublishResult) GetCode() uint32 {
@@ -1564,6 +1691,81 @@ func (x *PublishResult) GetDuplicate() bool {
 	return false
 }
 
+func (x *PublishResult) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+type PublishedPart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Shard         uint64                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	Index         uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	DataCopies    uint32                 `protobuf:"varint,4,opt,name=data_copies,json=dataCopies,proto3" json:"data_copies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishedPart) Reset() {
+	*x = PublishedPart{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishedPart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishedPart) ProtoMessage() {}
+
+func (x *PublishedPart) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishedPart.ProtoReflect.Descriptor instead.
+func (*PublishedPart) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *PublishedPart) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *PublishedPart) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *PublishedPart) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *PublishedPart) GetDataCopies() uint32 {
+	if x != nil {
+		return x.DataCopies
+	}
+	return 0
+}
+
 type PublishResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Results []*PublishResult       `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
@@ -1575,14 +1777,17 @@ type PublishResponse struct {
 	LeaderHost uint64 `protobuf:"varint,5,opt,name=leader_host,json=leaderHost,proto3" json:"leader_host,omitempty"`
 	LeaderApi  string `protobuf:"bytes,6,opt,name=leader_api,json=leaderApi,proto3" json:"leader_api,omitempty"`
 	// FOLLOWER_LAG and the like.
-	Warning       uint32 `protobuf:"varint,7,opt,name=warning,proto3" json:"warning,omitempty"`
+	Warning uint32 `protobuf:"varint,7,opt,name=warning,proto3" json:"warning,omitempty"`
+	// When the host has split the batch: one entry a partition; shard, index and leader above are then the first one's, and
+	// data_copies is the least.
+	Parts         []*PublishedPart `protobuf:"bytes,8,rep,name=parts,proto3" json:"parts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PublishResponse) Reset() {
 	*x = PublishResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[17]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1799,7 @@ func (x *PublishResponse) String() string {
 func (*PublishResponse) ProtoMessage() {}
 
 func (x *PublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[17]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1812,7 @@ func (x *PublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishResponse.ProtoReflect.Descriptor instead.
 func (*PublishResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{17}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PublishResponse) GetResults() []*PublishResult {
@@ -1659,6 +1864,13 @@ func (x *PublishResponse) GetWarning() uint32 {
 	return 0
 }
 
+func (x *PublishResponse) GetParts() []*PublishedPart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
 type GroupConfig struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 0 means the default (30 s) unless lease_zero is set.
@@ -1680,7 +1892,7 @@ type GroupConfig struct {
 
 func (x *GroupConfig) Reset() {
 	*x = GroupConfig{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[18]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1904,7 @@ func (x *GroupConfig) String() string {
 func (*GroupConfig) ProtoMessage() {}
 
 func (x *GroupConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[18]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1917,7 @@ func (x *GroupConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupConfig.ProtoReflect.Descriptor instead.
 func (*GroupConfig) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{18}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GroupConfig) GetLeaseMs() uint64 {
@@ -1817,13 +2029,17 @@ type Group struct {
 	// found within a bounded number of reads.
 	OldestAddress uint64 `protobuf:"varint,24,opt,name=oldest_address,json=oldestAddress,proto3" json:"oldest_address,omitempty"`
 	OldestAgeMs   uint64 `protobuf:"varint,25,opt,name=oldest_age_ms,json=oldestAgeMs,proto3" json:"oldest_age_ms,omitempty"`
+	// In a queue of several partitions, when all were asked for: the group in each. Counters above are their sums, everything
+	// else is the first one's.
+	Partitions    []*Group `protobuf:"bytes,26,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Partition     uint32   `protobuf:"varint,27,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[19]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1835,7 +2051,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[19]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1848,7 +2064,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{19}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Group) GetQueue() string {
@@ -2026,6 +2242,20 @@ func (x *Group) GetOldestAgeMs() uint64 {
 	return 0
 }
 
+func (x *Group) GetPartitions() []*Group {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+func (x *Group) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
 type Start struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// earliest (default), latest, address, time.
@@ -2038,7 +2268,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[20]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2050,7 +2280,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[20]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2063,7 +2293,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{20}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Start) GetAt() string {
@@ -2094,15 +2324,17 @@ type CreateGroupRequest struct {
 	Config *GroupConfig           `protobuf:"bytes,3,opt,name=config,proto3" json:"config,omitempty"`
 	Start  *Start                 `protobuf:"bytes,4,opt,name=start,proto3" json:"start,omitempty"`
 	// 0 lets the fleet choose.
-	HomeHost      uint64 `protobuf:"varint,5,opt,name=home_host,json=homeHost,proto3" json:"home_host,omitempty"`
-	OperationId   uint64 `protobuf:"varint,6,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
+	HomeHost    uint64 `protobuf:"varint,5,opt,name=home_host,json=homeHost,proto3" json:"home_host,omitempty"`
+	OperationId uint64 `protobuf:"varint,6,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,7,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateGroupRequest) Reset() {
 	*x = CreateGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[21]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2346,7 @@ func (x *CreateGroupRequest) String() string {
 func (*CreateGroupRequest) ProtoMessage() {}
 
 func (x *CreateGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[21]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2359,7 @@ func (x *CreateGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroupRequest.ProtoReflect.Descriptor instead.
 func (*CreateGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{21}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateGroupRequest) GetQueue() string {
@@ -2172,6 +2404,13 @@ func (x *CreateGroupRequest) GetOperationId() uint64 {
 	return 0
 }
 
+func (x *CreateGroupRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type CreateGroupResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         *Group                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -2181,7 +2420,7 @@ type CreateGroupResponse struct {
 
 func (x *CreateGroupResponse) Reset() {
 	*x = CreateGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[22]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2432,7 @@ func (x *CreateGroupResponse) String() string {
 func (*CreateGroupResponse) ProtoMessage() {}
 
 func (x *CreateGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[22]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2445,7 @@ func (x *CreateGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroupResponse.ProtoReflect.Descriptor instead.
 func (*CreateGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{22}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateGroupResponse) GetGroup() *Group {
@@ -2217,15 +2456,17 @@ func (x *CreateGroupResponse) GetGroup() *Group {
 }
 
 type ListGroupsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,2,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListGroupsRequest) Reset() {
 	*x = ListGroupsRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[23]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2478,7 @@ func (x *ListGroupsRequest) String() string {
 func (*ListGroupsRequest) ProtoMessage() {}
 
 func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[23]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2491,7 @@ func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{23}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListGroupsRequest) GetQueue() string {
@@ -2258,6 +2499,13 @@ func (x *ListGroupsRequest) GetQueue() string {
 		return x.Queue
 	}
 	return ""
+}
+
+func (x *ListGroupsRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
 }
 
 type ListGroupsResponse struct {
@@ -2269,7 +2517,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[24]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +2529,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[24]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +2542,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{24}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*Group {
@@ -2305,16 +2553,18 @@ func (x *ListGroupsResponse) GetGroups() []*Group {
 }
 
 type DeleteGroupRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[25]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2576,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[25]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +2589,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{25}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeleteGroupRequest) GetQueue() string {
@@ -2356,6 +2606,13 @@ func (x *DeleteGroupRequest) GetName() string {
 	return ""
 }
 
+func (x *DeleteGroupRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type DeleteGroupResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2364,7 +2621,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[26]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2376,7 +2633,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[26]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2389,21 +2646,23 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{26}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{29}
 }
 
 type ResetGroupRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Start         *Start                 `protobuf:"bytes,3,opt,name=start,proto3" json:"start,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Start *Start                 `protobuf:"bytes,3,opt,name=start,proto3" json:"start,omitempty"`
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,4,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResetGroupRequest) Reset() {
 	*x = ResetGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[27]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2415,7 +2674,7 @@ func (x *ResetGroupRequest) String() string {
 func (*ResetGroupRequest) ProtoMessage() {}
 
 func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[27]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2428,7 +2687,7 @@ func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResetGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{27}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ResetGroupRequest) GetQueue() string {
@@ -2452,6 +2711,13 @@ func (x *ResetGroupRequest) GetStart() *Start {
 	return nil
 }
 
+func (x *ResetGroupRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type ResetGroupResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         *Group                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -2461,7 +2727,7 @@ type ResetGroupResponse struct {
 
 func (x *ResetGroupResponse) Reset() {
 	*x = ResetGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[28]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2739,7 @@ func (x *ResetGroupResponse) String() string {
 func (*ResetGroupResponse) ProtoMessage() {}
 
 func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[28]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2752,7 @@ func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResetGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{28}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResetGroupResponse) GetGroup() *Group {
@@ -2497,17 +2763,19 @@ func (x *ResetGroupResponse) GetGroup() *Group {
 }
 
 type MoveGroupRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	ToHost        uint64                 `protobuf:"varint,3,opt,name=to_host,json=toHost,proto3" json:"to_host,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Queue  string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Name   string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	ToHost uint64                 `protobuf:"varint,3,opt,name=to_host,json=toHost,proto3" json:"to_host,omitempty"`
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,4,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MoveGroupRequest) Reset() {
 	*x = MoveGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[29]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2787,7 @@ func (x *MoveGroupRequest) String() string {
 func (*MoveGroupRequest) ProtoMessage() {}
 
 func (x *MoveGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[29]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +2800,7 @@ func (x *MoveGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveGroupRequest.ProtoReflect.Descriptor instead.
 func (*MoveGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{29}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MoveGroupRequest) GetQueue() string {
@@ -2556,6 +2824,13 @@ func (x *MoveGroupRequest) GetToHost() uint64 {
 	return 0
 }
 
+func (x *MoveGroupRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type MoveGroupResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         *Group                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -2565,7 +2840,7 @@ type MoveGroupResponse struct {
 
 func (x *MoveGroupResponse) Reset() {
 	*x = MoveGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[30]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2852,7 @@ func (x *MoveGroupResponse) String() string {
 func (*MoveGroupResponse) ProtoMessage() {}
 
 func (x *MoveGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[30]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2865,7 @@ func (x *MoveGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveGroupResponse.ProtoReflect.Descriptor instead.
 func (*MoveGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{30}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MoveGroupResponse) GetGroup() *Group {
@@ -2616,14 +2891,16 @@ type ReceiveRequest struct {
 	// The consumer's name, for limits and `group consumers`.
 	Consumer string `protobuf:"bytes,7,opt,name=consumer,proto3" json:"consumer,omitempty"`
 	// Read-your-writes: wait until the home has applied this index of the shard.
-	MinIndex      uint64 `protobuf:"varint,8,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
+	MinIndex uint64 `protobuf:"varint,8,opt,name=min_index,json=minIndex,proto3" json:"min_index,omitempty"`
+	// Absent: every partition whose home is the host that is asked.
+	Partition     *uint32 `protobuf:"varint,9,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReceiveRequest) Reset() {
 	*x = ReceiveRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[31]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2635,7 +2912,7 @@ func (x *ReceiveRequest) String() string {
 func (*ReceiveRequest) ProtoMessage() {}
 
 func (x *ReceiveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[31]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2648,7 +2925,7 @@ func (x *ReceiveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiveRequest.ProtoReflect.Descriptor instead.
 func (*ReceiveRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{31}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReceiveRequest) GetQueue() string {
@@ -2707,6 +2984,13 @@ func (x *ReceiveRequest) GetMinIndex() uint64 {
 	return 0
 }
 
+func (x *ReceiveRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type Message struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Address uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
@@ -2726,13 +3010,14 @@ type Message struct {
 	Round uint32 `protobuf:"varint,12,opt,name=round,proto3" json:"round,omitempty"`
 	// Why it came back; empty if it did not.
 	LastFailure   string `protobuf:"bytes,13,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
+	Partition     uint32 `protobuf:"varint,14,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Message) Reset() {
 	*x = Message{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[32]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +3029,7 @@ func (x *Message) String() string {
 func (*Message) ProtoMessage() {}
 
 func (x *Message) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[32]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +3042,7 @@ func (x *Message) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Message.ProtoReflect.Descriptor instead.
 func (*Message) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{32}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Message) GetAddress() uint64 {
@@ -2851,17 +3136,95 @@ func (x *Message) GetLastFailure() string {
 	return ""
 }
 
-type ReceiveResponse struct {
+func (x *Message) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+// PartitionHome says where a group of one partition is served; host 0 is not known now.
+type PartitionHome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Messages      []*Message             `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Host          uint64                 `protobuf:"varint,2,opt,name=host,proto3" json:"host,omitempty"`
+	Api           string                 `protobuf:"bytes,3,opt,name=api,proto3" json:"api,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartitionHome) Reset() {
+	*x = PartitionHome{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartitionHome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartitionHome) ProtoMessage() {}
+
+func (x *PartitionHome) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartitionHome.ProtoReflect.Descriptor instead.
+func (*PartitionHome) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *PartitionHome) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *PartitionHome) GetHost() uint64 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
+}
+
+func (x *PartitionHome) GetApi() string {
+	if x != nil {
+		return x.Api
+	}
+	return ""
+}
+
+func (x *PartitionHome) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type ReceiveResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Messages []*Message             `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
+	Epoch    uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// When no partition was named: the partitions that other hosts are home to.
+	Elsewhere     []*PartitionHome `protobuf:"bytes,3,rep,name=elsewhere,proto3" json:"elsewhere,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReceiveResponse) Reset() {
 	*x = ReceiveResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[33]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2873,7 +3236,7 @@ func (x *ReceiveResponse) String() string {
 func (*ReceiveResponse) ProtoMessage() {}
 
 func (x *ReceiveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[33]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2886,7 +3249,7 @@ func (x *ReceiveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiveResponse.ProtoReflect.Descriptor instead.
 func (*ReceiveResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{33}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReceiveResponse) GetMessages() []*Message {
@@ -2903,18 +3266,27 @@ func (x *ReceiveResponse) GetEpoch() uint64 {
 	return 0
 }
 
+func (x *ReceiveResponse) GetElsewhere() []*PartitionHome {
+	if x != nil {
+		return x.Elsewhere
+	}
+	return nil
+}
+
 type AckRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
-	Receipts      []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Queue    string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Group    string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Receipts []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	// Absent: those of the receipts, and the call may go to any full host when there are several.
+	Partition     *uint32 `protobuf:"varint,4,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AckRequest) Reset() {
 	*x = AckRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[34]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2926,7 +3298,7 @@ func (x *AckRequest) String() string {
 func (*AckRequest) ProtoMessage() {}
 
 func (x *AckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[34]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2939,7 +3311,7 @@ func (x *AckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckRequest.ProtoReflect.Descriptor instead.
 func (*AckRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{34}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AckRequest) GetQueue() string {
@@ -2963,20 +3335,29 @@ func (x *AckRequest) GetReceipts() []string {
 	return nil
 }
 
+func (x *AckRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type NackRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
-	Receipts      []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
-	DelayMs       *uint64                `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
-	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Queue    string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Group    string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Receipts []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	DelayMs  *uint64                `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
+	Reason   string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Absent: those of the receipts, and the call may go to any full host when there are several.
+	Partition     *uint32 `protobuf:"varint,6,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NackRequest) Reset() {
 	*x = NackRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[35]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3369,7 @@ func (x *NackRequest) String() string {
 func (*NackRequest) ProtoMessage() {}
 
 func (x *NackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[35]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3382,7 @@ func (x *NackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NackRequest.ProtoReflect.Descriptor instead.
 func (*NackRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{35}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NackRequest) GetQueue() string {
@@ -3039,18 +3420,27 @@ func (x *NackRequest) GetReason() string {
 	return ""
 }
 
+func (x *NackRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type ReleaseRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
-	Receipts      []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Queue    string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Group    string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Receipts []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	// Absent: those of the receipts, and the call may go to any full host when there are several.
+	Partition     *uint32 `protobuf:"varint,4,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[36]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3062,7 +3452,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[36]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3075,7 +3465,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{36}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ReleaseRequest) GetQueue() string {
@@ -3099,19 +3489,28 @@ func (x *ReleaseRequest) GetReceipts() []string {
 	return nil
 }
 
+func (x *ReleaseRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type RejectRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
-	Receipts      []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
-	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Queue    string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Group    string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Receipts []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	Reason   string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Absent: those of the receipts, and the call may go to any full host when there are several.
+	Partition     *uint32 `protobuf:"varint,5,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RejectRequest) Reset() {
 	*x = RejectRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[37]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3123,7 +3522,7 @@ func (x *RejectRequest) String() string {
 func (*RejectRequest) ProtoMessage() {}
 
 func (x *RejectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[37]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3136,7 +3535,7 @@ func (x *RejectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectRequest.ProtoReflect.Descriptor instead.
 func (*RejectRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{37}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RejectRequest) GetQueue() string {
@@ -3167,19 +3566,28 @@ func (x *RejectRequest) GetReason() string {
 	return ""
 }
 
+func (x *RejectRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type ExtendRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Group         string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
-	Receipts      []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
-	LeaseMs       uint64                 `protobuf:"varint,4,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Queue    string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Group    string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	Receipts []string               `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	LeaseMs  uint64                 `protobuf:"varint,4,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// Absent: those of the receipts, and the call may go to any full host when there are several.
+	Partition     *uint32 `protobuf:"varint,5,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3599,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3612,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{38}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExtendRequest) GetQueue() string {
@@ -3235,6 +3643,13 @@ func (x *ExtendRequest) GetLeaseMs() uint64 {
 	return 0
 }
 
+func (x *ExtendRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 // SettleResult answers one receipt, in the request's order. The call itself is OK even when some were refused.
 type SettleResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3252,7 +3667,7 @@ type SettleResult struct {
 
 func (x *SettleResult) Reset() {
 	*x = SettleResult{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3679,7 @@ func (x *SettleResult) String() string {
 func (*SettleResult) ProtoMessage() {}
 
 func (x *SettleResult) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3692,7 @@ func (x *SettleResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResult.ProtoReflect.Descriptor instead.
 func (*SettleResult) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{39}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SettleResult) GetCode() uint32 {
@@ -3331,7 +3746,7 @@ type SettleResponse struct {
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3343,7 +3758,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3356,7 +3771,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{40}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SettleResponse) GetResults() []*SettleResult {
@@ -3379,7 +3794,7 @@ type PublishStreamResponse struct {
 
 func (x *PublishStreamResponse) Reset() {
 	*x = PublishStreamResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3806,7 @@ func (x *PublishStreamResponse) String() string {
 func (*PublishStreamResponse) ProtoMessage() {}
 
 func (x *PublishStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3819,7 @@ func (x *PublishStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishStreamResponse.ProtoReflect.Descriptor instead.
 func (*PublishStreamResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{41}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PublishStreamResponse) GetOutcome() isPublishStreamResponse_Outcome {
@@ -3459,13 +3874,15 @@ type ConsumeStart struct {
 	// The window: how much may be out unsettled. 0 means 256 messages, 2 MiB. One message is sent whatever its size.
 	WindowMessages uint32 `protobuf:"varint,5,opt,name=window_messages,json=windowMessages,proto3" json:"window_messages,omitempty"`
 	WindowBytes    uint32 `protobuf:"varint,6,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Must be named when the queue has several: a consumer has a stream for each.
+	Partition     *uint32 `protobuf:"varint,7,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ConsumeStart) Reset() {
 	*x = ConsumeStart{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3477,7 +3894,7 @@ func (x *ConsumeStart) String() string {
 func (*ConsumeStart) ProtoMessage() {}
 
 func (x *ConsumeStart) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3490,7 +3907,7 @@ func (x *ConsumeStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeStart.ProtoReflect.Descriptor instead.
 func (*ConsumeStart) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{42}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ConsumeStart) GetQueue() string {
@@ -3535,6 +3952,13 @@ func (x *ConsumeStart) GetWindowBytes() uint32 {
 	return 0
 }
 
+func (x *ConsumeStart) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type ConsumeSettle struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Returned in the answer.
@@ -3551,7 +3975,7 @@ type ConsumeSettle struct {
 
 func (x *ConsumeSettle) Reset() {
 	*x = ConsumeSettle{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3563,7 +3987,7 @@ func (x *ConsumeSettle) String() string {
 func (*ConsumeSettle) ProtoMessage() {}
 
 func (x *ConsumeSettle) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3576,7 +4000,7 @@ func (x *ConsumeSettle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeSettle.ProtoReflect.Descriptor instead.
 func (*ConsumeSettle) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{43}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ConsumeSettle) GetId() uint64 {
@@ -3621,6 +4045,60 @@ func (x *ConsumeSettle) GetLeaseMs() uint64 {
 	return 0
 }
 
+// ConsumeWindow replaces the stream's window. 0 messages pause the stream. A smaller window takes nothing back.
+type ConsumeWindow struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Messages uint32                 `protobuf:"varint,1,opt,name=messages,proto3" json:"messages,omitempty"`
+	// 0: as it was.
+	Bytes         uint32 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeWindow) Reset() {
+	*x = ConsumeWindow{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeWindow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeWindow) ProtoMessage() {}
+
+func (x *ConsumeWindow) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeWindow.ProtoReflect.Descriptor instead.
+func (*ConsumeWindow) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *ConsumeWindow) GetMessages() uint32 {
+	if x != nil {
+		return x.Messages
+	}
+	return 0
+}
+
+func (x *ConsumeWindow) GetBytes() uint32 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type ConsumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Request:
@@ -3628,6 +4106,7 @@ type ConsumeRequest struct {
 	//	*ConsumeRequest_Start
 	//	*ConsumeRequest_Settle
 	//	*ConsumeRequest_Drain
+	//	*ConsumeRequest_Window
 	Request       isConsumeRequest_Request `protobuf_oneof:"request"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3635,7 +4114,7 @@ type ConsumeRequest struct {
 
 func (x *ConsumeRequest) Reset() {
 	*x = ConsumeRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +4126,7 @@ func (x *ConsumeRequest) String() string {
 func (*ConsumeRequest) ProtoMessage() {}
 
 func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +4139,7 @@ func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeRequest.ProtoReflect.Descriptor instead.
 func (*ConsumeRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{44}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ConsumeRequest) GetRequest() isConsumeRequest_Request {
@@ -3697,6 +4176,15 @@ func (x *ConsumeRequest) GetDrain() bool {
 	return false
 }
 
+func (x *ConsumeRequest) GetWindow() *ConsumeWindow {
+	if x != nil {
+		if x, ok := x.Request.(*ConsumeRequest_Window); ok {
+			return x.Window
+		}
+	}
+	return nil
+}
+
 type isConsumeRequest_Request interface {
 	isConsumeRequest_Request()
 }
@@ -3714,11 +4202,17 @@ type ConsumeRequest_Drain struct {
 	Drain bool `protobuf:"varint,3,opt,name=drain,proto3,oneof"`
 }
 
+type ConsumeRequest_Window struct {
+	Window *ConsumeWindow `protobuf:"bytes,4,opt,name=window,proto3,oneof"`
+}
+
 func (*ConsumeRequest_Start) isConsumeRequest_Request() {}
 
 func (*ConsumeRequest_Settle) isConsumeRequest_Request() {}
 
 func (*ConsumeRequest_Drain) isConsumeRequest_Request() {}
+
+func (*ConsumeRequest_Window) isConsumeRequest_Request() {}
 
 type ConsumeStarted struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -3730,7 +4224,7 @@ type ConsumeStarted struct {
 
 func (x *ConsumeStarted) Reset() {
 	*x = ConsumeStarted{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3742,7 +4236,7 @@ func (x *ConsumeStarted) String() string {
 func (*ConsumeStarted) ProtoMessage() {}
 
 func (x *ConsumeStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3755,7 +4249,7 @@ func (x *ConsumeStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeStarted.ProtoReflect.Descriptor instead.
 func (*ConsumeStarted) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{45}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ConsumeStarted) GetWindowMessages() uint32 {
@@ -3781,7 +4275,7 @@ type ConsumeMessages struct {
 
 func (x *ConsumeMessages) Reset() {
 	*x = ConsumeMessages{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3793,7 +4287,7 @@ func (x *ConsumeMessages) String() string {
 func (*ConsumeMessages) ProtoMessage() {}
 
 func (x *ConsumeMessages) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3806,7 +4300,7 @@ func (x *ConsumeMessages) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeMessages.ProtoReflect.Descriptor instead.
 func (*ConsumeMessages) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{46}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ConsumeMessages) GetMessages() []*Message {
@@ -3826,7 +4320,7 @@ type ConsumeSettled struct {
 
 func (x *ConsumeSettled) Reset() {
 	*x = ConsumeSettled{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3838,7 +4332,7 @@ func (x *ConsumeSettled) String() string {
 func (*ConsumeSettled) ProtoMessage() {}
 
 func (x *ConsumeSettled) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3851,7 +4345,7 @@ func (x *ConsumeSettled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeSettled.ProtoReflect.Descriptor instead.
 func (*ConsumeSettled) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{47}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ConsumeSettled) GetId() uint64 {
@@ -3882,7 +4376,7 @@ type ConsumeResponse struct {
 
 func (x *ConsumeResponse) Reset() {
 	*x = ConsumeResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3894,7 +4388,7 @@ func (x *ConsumeResponse) String() string {
 func (*ConsumeResponse) ProtoMessage() {}
 
 func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3907,7 +4401,7 @@ func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeResponse.ProtoReflect.Descriptor instead.
 func (*ConsumeResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{48}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ConsumeResponse) GetResponse() isConsumeResponse_Response {
@@ -3976,13 +4470,14 @@ type DeadLetter struct {
 	Body               []byte                 `protobuf:"bytes,6,opt,name=body,proto3" json:"body,omitempty"`
 	Headers            []*Header              `protobuf:"bytes,7,rep,name=headers,proto3" json:"headers,omitempty"`
 	Key                []byte                 `protobuf:"bytes,8,opt,name=key,proto3" json:"key,omitempty"`
+	Partition          uint32                 `protobuf:"varint,9,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4489,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4007,7 +4502,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{49}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DeadLetter) GetAddress() uint64 {
@@ -4066,6 +4561,13 @@ func (x *DeadLetter) GetKey() []byte {
 	return nil
 }
 
+func (x *DeadLetter) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
 type ListDeadLettersRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Queue       string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
@@ -4074,15 +4576,18 @@ type ListDeadLettersRequest struct {
 	// 0 means 100; at most 1,000.
 	Limit uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Only those whose reason begins so, and that have been dead for so long at least.
-	ReasonPrefix  string `protobuf:"bytes,5,opt,name=reason_prefix,json=reasonPrefix,proto3" json:"reason_prefix,omitempty"`
-	OlderThanMs   uint64 `protobuf:"varint,6,opt,name=older_than_ms,json=olderThanMs,proto3" json:"older_than_ms,omitempty"`
+	ReasonPrefix string `protobuf:"bytes,5,opt,name=reason_prefix,json=reasonPrefix,proto3" json:"reason_prefix,omitempty"`
+	OlderThanMs  uint64 `protobuf:"varint,6,opt,name=older_than_ms,json=olderThanMs,proto3" json:"older_than_ms,omitempty"`
+	// Absent: all, one after the other, beginning with from_partition at from_address. Addresses name one partition's.
+	Partition     *uint32 `protobuf:"varint,7,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	FromPartition uint32  `protobuf:"varint,8,opt,name=from_partition,json=fromPartition,proto3" json:"from_partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4094,7 +4599,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4107,7 +4612,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{50}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListDeadLettersRequest) GetQueue() string {
@@ -4152,18 +4657,34 @@ func (x *ListDeadLettersRequest) GetOlderThanMs() uint64 {
 	return 0
 }
 
+func (x *ListDeadLettersRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *ListDeadLettersRequest) GetFromPartition() uint32 {
+	if x != nil {
+		return x.FromPartition
+	}
+	return 0
+}
+
 type ListDeadLettersResponse struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	DeadLetters []*DeadLetter          `protobuf:"bytes,1,rep,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
 	// Go on from here; 0: the end.
-	NextAddress   uint64 `protobuf:"varint,2,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
+	NextAddress uint64 `protobuf:"varint,2,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
+	// The partition that next_address is of, when none was named.
+	NextPartition uint32 `protobuf:"varint,3,opt,name=next_partition,json=nextPartition,proto3" json:"next_partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4175,7 +4696,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4188,7 +4709,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{51}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -4201,6 +4722,13 @@ func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
 func (x *ListDeadLettersResponse) GetNextAddress() uint64 {
 	if x != nil {
 		return x.NextAddress
+	}
+	return 0
+}
+
+func (x *ListDeadLettersResponse) GetNextPartition() uint32 {
+	if x != nil {
+		return x.NextPartition
 	}
 	return 0
 }
@@ -4219,14 +4747,17 @@ type RedriveDeadLettersRequest struct {
 	// At most so many a second; 0: no limit.
 	RatePerSecond uint32 `protobuf:"varint,8,opt,name=rate_per_second,json=ratePerSecond,proto3" json:"rate_per_second,omitempty"`
 	// Count only.
-	DryRun        bool `protobuf:"varint,9,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	DryRun bool `protobuf:"varint,9,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Absent: all, one after the other, beginning with from_partition at from_address. Addresses name one partition's.
+	Partition     *uint32 `protobuf:"varint,10,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	FromPartition uint32  `protobuf:"varint,11,opt,name=from_partition,json=fromPartition,proto3" json:"from_partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RedriveDeadLettersRequest) Reset() {
 	*x = RedriveDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4238,7 +4769,7 @@ func (x *RedriveDeadLettersRequest) String() string {
 func (*RedriveDeadLettersRequest) ProtoMessage() {}
 
 func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4251,7 +4782,7 @@ func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{52}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RedriveDeadLettersRequest) GetQueue() string {
@@ -4317,6 +4848,20 @@ func (x *RedriveDeadLettersRequest) GetDryRun() bool {
 	return false
 }
 
+func (x *RedriveDeadLettersRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *RedriveDeadLettersRequest) GetFromPartition() uint32 {
+	if x != nil {
+		return x.FromPartition
+	}
+	return 0
+}
+
 type RedriveDeadLettersResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Redriven uint64                 `protobuf:"varint,1,opt,name=redriven,proto3" json:"redriven,omitempty"`
@@ -4324,14 +4869,16 @@ type RedriveDeadLettersResponse struct {
 	// The limit or the call's time ended it: go on from here. 0: the end.
 	NextAddress uint64 `protobuf:"varint,3,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
 	// With dry_run: how many would have been.
-	Matched       uint64 `protobuf:"varint,4,opt,name=matched,proto3" json:"matched,omitempty"`
+	Matched uint64 `protobuf:"varint,4,opt,name=matched,proto3" json:"matched,omitempty"`
+	// The partition that next_address is of, when none was named.
+	NextPartition uint32 `protobuf:"varint,5,opt,name=next_partition,json=nextPartition,proto3" json:"next_partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RedriveDeadLettersResponse) Reset() {
 	*x = RedriveDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4343,7 +4890,7 @@ func (x *RedriveDeadLettersResponse) String() string {
 func (*RedriveDeadLettersResponse) ProtoMessage() {}
 
 func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4356,7 +4903,7 @@ func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{53}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RedriveDeadLettersResponse) GetRedriven() uint64 {
@@ -4387,24 +4934,34 @@ func (x *RedriveDeadLettersResponse) GetMatched() uint64 {
 	return 0
 }
 
+func (x *RedriveDeadLettersResponse) GetNextPartition() uint32 {
+	if x != nil {
+		return x.NextPartition
+	}
+	return 0
+}
+
 type PurgeDeadLettersRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
 	Group     string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	Addresses []uint64               `protobuf:"varint,3,rep,packed,name=addresses,proto3" json:"addresses,omitempty"`
 	// As of RedriveDeadLettersRequest.
-	ReasonPrefix  string `protobuf:"bytes,4,opt,name=reason_prefix,json=reasonPrefix,proto3" json:"reason_prefix,omitempty"`
-	OlderThanMs   uint64 `protobuf:"varint,5,opt,name=older_than_ms,json=olderThanMs,proto3" json:"older_than_ms,omitempty"`
-	FromAddress   uint64 `protobuf:"varint,6,opt,name=from_address,json=fromAddress,proto3" json:"from_address,omitempty"`
-	Limit         uint64 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
-	DryRun        bool   `protobuf:"varint,8,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	ReasonPrefix string `protobuf:"bytes,4,opt,name=reason_prefix,json=reasonPrefix,proto3" json:"reason_prefix,omitempty"`
+	OlderThanMs  uint64 `protobuf:"varint,5,opt,name=older_than_ms,json=olderThanMs,proto3" json:"older_than_ms,omitempty"`
+	FromAddress  uint64 `protobuf:"varint,6,opt,name=from_address,json=fromAddress,proto3" json:"from_address,omitempty"`
+	Limit        uint64 `protobuf:"varint,7,opt,name=limit,proto3" json:"limit,omitempty"`
+	DryRun       bool   `protobuf:"varint,8,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// Absent: all, one after the other, beginning with from_partition at from_address. Addresses name one partition's.
+	Partition     *uint32 `protobuf:"varint,9,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	FromPartition uint32  `protobuf:"varint,10,opt,name=from_partition,json=fromPartition,proto3" json:"from_partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PurgeDeadLettersRequest) Reset() {
 	*x = PurgeDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4416,7 +4973,7 @@ func (x *PurgeDeadLettersRequest) String() string {
 func (*PurgeDeadLettersRequest) ProtoMessage() {}
 
 func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4429,7 +4986,7 @@ func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{54}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PurgeDeadLettersRequest) GetQueue() string {
@@ -4488,18 +5045,34 @@ func (x *PurgeDeadLettersRequest) GetDryRun() bool {
 	return false
 }
 
+func (x *PurgeDeadLettersRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *PurgeDeadLettersRequest) GetFromPartition() uint32 {
+	if x != nil {
+		return x.FromPartition
+	}
+	return 0
+}
+
 type PurgeDeadLettersResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Purged        uint64                 `protobuf:"varint,1,opt,name=purged,proto3" json:"purged,omitempty"`
-	NextAddress   uint64                 `protobuf:"varint,2,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
-	Matched       uint64                 `protobuf:"varint,3,opt,name=matched,proto3" json:"matched,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Purged      uint64                 `protobuf:"varint,1,opt,name=purged,proto3" json:"purged,omitempty"`
+	NextAddress uint64                 `protobuf:"varint,2,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
+	Matched     uint64                 `protobuf:"varint,3,opt,name=matched,proto3" json:"matched,omitempty"`
+	// The partition that next_address is of, when none was named.
+	NextPartition uint32 `protobuf:"varint,4,opt,name=next_partition,json=nextPartition,proto3" json:"next_partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PurgeDeadLettersResponse) Reset() {
 	*x = PurgeDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4511,7 +5084,7 @@ func (x *PurgeDeadLettersResponse) String() string {
 func (*PurgeDeadLettersResponse) ProtoMessage() {}
 
 func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4524,7 +5097,7 @@ func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{55}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PurgeDeadLettersResponse) GetPurged() uint64 {
@@ -4548,6 +5121,13 @@ func (x *PurgeDeadLettersResponse) GetMatched() uint64 {
 	return 0
 }
 
+func (x *PurgeDeadLettersResponse) GetNextPartition() uint32 {
+	if x != nil {
+		return x.NextPartition
+	}
+	return 0
+}
+
 type Host struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Id     uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -4564,7 +5144,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4576,7 +5156,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4589,7 +5169,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{56}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Host) GetId() uint64 {
@@ -4649,7 +5229,7 @@ type FleetStatusRequest struct {
 
 func (x *FleetStatusRequest) Reset() {
 	*x = FleetStatusRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4661,7 +5241,7 @@ func (x *FleetStatusRequest) String() string {
 func (*FleetStatusRequest) ProtoMessage() {}
 
 func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4674,7 +5254,7 @@ func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusRequest.ProtoReflect.Descriptor instead.
 func (*FleetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{57}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{62}
 }
 
 type FleetStatusResponse struct {
@@ -4693,7 +5273,7 @@ type FleetStatusResponse struct {
 
 func (x *FleetStatusResponse) Reset() {
 	*x = FleetStatusResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4705,7 +5285,7 @@ func (x *FleetStatusResponse) String() string {
 func (*FleetStatusResponse) ProtoMessage() {}
 
 func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4718,7 +5298,7 @@ func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusResponse.ProtoReflect.Descriptor instead.
 func (*FleetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{58}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *FleetStatusResponse) GetFleetId() string {
@@ -4787,7 +5367,7 @@ type ShardDigestRequest struct {
 
 func (x *ShardDigestRequest) Reset() {
 	*x = ShardDigestRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +5379,7 @@ func (x *ShardDigestRequest) String() string {
 func (*ShardDigestRequest) ProtoMessage() {}
 
 func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +5392,7 @@ func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestRequest.ProtoReflect.Descriptor instead.
 func (*ShardDigestRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{59}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ShardDigestRequest) GetQueue() string {
@@ -4843,7 +5423,7 @@ type ReplicaDigest struct {
 
 func (x *ReplicaDigest) Reset() {
 	*x = ReplicaDigest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4855,7 +5435,7 @@ func (x *ReplicaDigest) String() string {
 func (*ReplicaDigest) ProtoMessage() {}
 
 func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4868,7 +5448,7 @@ func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaDigest.ProtoReflect.Descriptor instead.
 func (*ReplicaDigest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{60}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ReplicaDigest) GetReplicaId() uint64 {
@@ -4916,7 +5496,7 @@ type ShardDigestResponse struct {
 
 func (x *ShardDigestResponse) Reset() {
 	*x = ShardDigestResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4928,7 +5508,7 @@ func (x *ShardDigestResponse) String() string {
 func (*ShardDigestResponse) ProtoMessage() {}
 
 func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4941,7 +5521,7 @@ func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestResponse.ProtoReflect.Descriptor instead.
 func (*ShardDigestResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{61}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ShardDigestResponse) GetShard() uint64 {
@@ -4972,7 +5552,7 @@ type BenchProposeRequest struct {
 
 func (x *BenchProposeRequest) Reset() {
 	*x = BenchProposeRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4984,7 +5564,7 @@ func (x *BenchProposeRequest) String() string {
 func (*BenchProposeRequest) ProtoMessage() {}
 
 func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4997,7 +5577,7 @@ func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeRequest.ProtoReflect.Descriptor instead.
 func (*BenchProposeRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{62}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *BenchProposeRequest) GetQueue() string {
@@ -5048,7 +5628,7 @@ type BenchProposeResponse struct {
 
 func (x *BenchProposeResponse) Reset() {
 	*x = BenchProposeResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5060,7 +5640,7 @@ func (x *BenchProposeResponse) String() string {
 func (*BenchProposeResponse) ProtoMessage() {}
 
 func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5073,7 +5653,7 @@ func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeResponse.ProtoReflect.Descriptor instead.
 func (*BenchProposeResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{63}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *BenchProposeResponse) GetCommands() uint64 {
@@ -5112,9 +5692,10 @@ func (x *BenchProposeResponse) GetP99Us() uint64 {
 }
 
 type PurgeQueueRequest struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Absent: all; to_address needs it when there are several.
+	Partition *uint32 `protobuf:"varint,2,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	// Purge everything up to here. Exactly one of to_address and all is given.
 	ToAddress uint64 `protobuf:"varint,3,opt,name=to_address,json=toAddress,proto3" json:"to_address,omitempty"`
 	All       bool   `protobuf:"varint,4,opt,name=all,proto3" json:"all,omitempty"`
@@ -5127,7 +5708,7 @@ type PurgeQueueRequest struct {
 
 func (x *PurgeQueueRequest) Reset() {
 	*x = PurgeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5139,7 +5720,7 @@ func (x *PurgeQueueRequest) String() string {
 func (*PurgeQueueRequest) ProtoMessage() {}
 
 func (x *PurgeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5152,7 +5733,7 @@ func (x *PurgeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeQueueRequest.ProtoReflect.Descriptor instead.
 func (*PurgeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{64}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PurgeQueueRequest) GetQueue() string {
@@ -5163,8 +5744,8 @@ func (x *PurgeQueueRequest) GetQueue() string {
 }
 
 func (x *PurgeQueueRequest) GetPartition() uint32 {
-	if x != nil {
-		return x.Partition
+	if x != nil && x.Partition != nil {
+		return *x.Partition
 	}
 	return 0
 }
@@ -5204,7 +5785,7 @@ type PurgeQueueResponse struct {
 
 func (x *PurgeQueueResponse) Reset() {
 	*x = PurgeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5216,7 +5797,7 @@ func (x *PurgeQueueResponse) String() string {
 func (*PurgeQueueResponse) ProtoMessage() {}
 
 func (x *PurgeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5229,7 +5810,7 @@ func (x *PurgeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeQueueResponse.ProtoReflect.Descriptor instead.
 func (*PurgeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{65}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PurgeQueueResponse) GetPurged() uint64 {
@@ -5265,7 +5846,7 @@ type ConfigureQueueRequest struct {
 
 func (x *ConfigureQueueRequest) Reset() {
 	*x = ConfigureQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5277,7 +5858,7 @@ func (x *ConfigureQueueRequest) String() string {
 func (*ConfigureQueueRequest) ProtoMessage() {}
 
 func (x *ConfigureQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5290,7 +5871,7 @@ func (x *ConfigureQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureQueueRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{66}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ConfigureQueueRequest) GetQueue() string {
@@ -5316,7 +5897,7 @@ type ConfigureQueueResponse struct {
 
 func (x *ConfigureQueueResponse) Reset() {
 	*x = ConfigureQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5328,7 +5909,7 @@ func (x *ConfigureQueueResponse) String() string {
 func (*ConfigureQueueResponse) ProtoMessage() {}
 
 func (x *ConfigureQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5341,7 +5922,7 @@ func (x *ConfigureQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureQueueResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{67}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ConfigureQueueResponse) GetQueue() *Queue {
@@ -5360,7 +5941,7 @@ type PauseQueueRequest struct {
 
 func (x *PauseQueueRequest) Reset() {
 	*x = PauseQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5372,7 +5953,7 @@ func (x *PauseQueueRequest) String() string {
 func (*PauseQueueRequest) ProtoMessage() {}
 
 func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5385,7 +5966,7 @@ func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueRequest.ProtoReflect.Descriptor instead.
 func (*PauseQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{68}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PauseQueueRequest) GetQueue() string {
@@ -5404,7 +5985,7 @@ type PauseQueueResponse struct {
 
 func (x *PauseQueueResponse) Reset() {
 	*x = PauseQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5416,7 +5997,7 @@ func (x *PauseQueueResponse) String() string {
 func (*PauseQueueResponse) ProtoMessage() {}
 
 func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5429,7 +6010,7 @@ func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueResponse.ProtoReflect.Descriptor instead.
 func (*PauseQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{69}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PauseQueueResponse) GetQueue() *Queue {
@@ -5448,7 +6029,7 @@ type ResumeQueueRequest struct {
 
 func (x *ResumeQueueRequest) Reset() {
 	*x = ResumeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5460,7 +6041,7 @@ func (x *ResumeQueueRequest) String() string {
 func (*ResumeQueueRequest) ProtoMessage() {}
 
 func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5473,7 +6054,7 @@ func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueRequest.ProtoReflect.Descriptor instead.
 func (*ResumeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{70}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ResumeQueueRequest) GetQueue() string {
@@ -5492,7 +6073,7 @@ type ResumeQueueResponse struct {
 
 func (x *ResumeQueueResponse) Reset() {
 	*x = ResumeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5504,7 +6085,7 @@ func (x *ResumeQueueResponse) String() string {
 func (*ResumeQueueResponse) ProtoMessage() {}
 
 func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5517,7 +6098,7 @@ func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueResponse.ProtoReflect.Descriptor instead.
 func (*ResumeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{71}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ResumeQueueResponse) GetQueue() *Queue {
@@ -5536,13 +6117,15 @@ type ConfigureGroupRequest struct {
 	Config *GroupConfig `protobuf:"bytes,3,opt,name=config,proto3" json:"config,omitempty"`
 	// The config version that the change was decided on, as ListGroups tells it.
 	ExpectedVersion uint64 `protobuf:"varint,4,opt,name=expected_version,json=expectedVersion,proto3" json:"expected_version,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,5,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ConfigureGroupRequest) Reset() {
 	*x = ConfigureGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +6137,7 @@ func (x *ConfigureGroupRequest) String() string {
 func (*ConfigureGroupRequest) ProtoMessage() {}
 
 func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +6150,7 @@ func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{72}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ConfigureGroupRequest) GetQueue() string {
@@ -5598,6 +6181,13 @@ func (x *ConfigureGroupRequest) GetExpectedVersion() uint64 {
 	return 0
 }
 
+func (x *ConfigureGroupRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type ConfigureGroupResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         *Group                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -5607,7 +6197,7 @@ type ConfigureGroupResponse struct {
 
 func (x *ConfigureGroupResponse) Reset() {
 	*x = ConfigureGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5619,7 +6209,7 @@ func (x *ConfigureGroupResponse) String() string {
 func (*ConfigureGroupResponse) ProtoMessage() {}
 
 func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5632,7 +6222,7 @@ func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{73}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ConfigureGroupResponse) GetGroup() *Group {
@@ -5643,16 +6233,18 @@ func (x *ConfigureGroupResponse) GetGroup() *Group {
 }
 
 type PauseGroupRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5664,7 +6256,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5677,7 +6269,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{74}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PauseGroupRequest) GetQueue() string {
@@ -5694,6 +6286,13 @@ func (x *PauseGroupRequest) GetName() string {
 	return ""
 }
 
+func (x *PauseGroupRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type PauseGroupResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         *Group                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -5703,7 +6302,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5715,7 +6314,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5728,7 +6327,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{75}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
@@ -5739,16 +6338,18 @@ func (x *PauseGroupResponse) GetGroup() *Group {
 }
 
 type ResumeGroupRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5760,7 +6361,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5773,7 +6374,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{76}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ResumeGroupRequest) GetQueue() string {
@@ -5790,6 +6391,13 @@ func (x *ResumeGroupRequest) GetName() string {
 	return ""
 }
 
+func (x *ResumeGroupRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type ResumeGroupResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Group         *Group                 `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
@@ -5799,7 +6407,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5811,7 +6419,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5824,7 +6432,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
@@ -5839,14 +6447,16 @@ type ListConsumersRequest struct {
 	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
 	Group string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	// List what each holds, the first 1,000 by address.
-	WithMessages  bool `protobuf:"varint,3,opt,name=with_messages,json=withMessages,proto3" json:"with_messages,omitempty"`
+	WithMessages bool `protobuf:"varint,3,opt,name=with_messages,json=withMessages,proto3" json:"with_messages,omitempty"`
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,4,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListConsumersRequest) Reset() {
 	*x = ListConsumersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5858,7 +6468,7 @@ func (x *ListConsumersRequest) String() string {
 func (*ListConsumersRequest) ProtoMessage() {}
 
 func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5871,7 +6481,7 @@ func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersRequest.ProtoReflect.Descriptor instead.
 func (*ListConsumersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListConsumersRequest) GetQueue() string {
@@ -5895,6 +6505,13 @@ func (x *ListConsumersRequest) GetWithMessages() bool {
 	return false
 }
 
+func (x *ListConsumersRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
 type HeldMessage struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Address uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
@@ -5902,13 +6519,14 @@ type HeldMessage struct {
 	// Since it was handed out, and until the lease ends.
 	HeldMs        uint64 `protobuf:"varint,3,opt,name=held_ms,json=heldMs,proto3" json:"held_ms,omitempty"`
 	LeftMs        uint64 `protobuf:"varint,4,opt,name=left_ms,json=leftMs,proto3" json:"left_ms,omitempty"`
+	Partition     uint32 `protobuf:"varint,5,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HeldMessage) Reset() {
 	*x = HeldMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5920,7 +6538,7 @@ func (x *HeldMessage) String() string {
 func (*HeldMessage) ProtoMessage() {}
 
 func (x *HeldMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5933,7 +6551,7 @@ func (x *HeldMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldMessage.ProtoReflect.Descriptor instead.
 func (*HeldMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *HeldMessage) GetAddress() uint64 {
@@ -5964,6 +6582,13 @@ func (x *HeldMessage) GetLeftMs() uint64 {
 	return 0
 }
 
+func (x *HeldMessage) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
 type Consumer struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty: consumers that have not named themselves, together.
@@ -5978,7 +6603,7 @@ type Consumer struct {
 
 func (x *Consumer) Reset() {
 	*x = Consumer{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5990,7 +6615,7 @@ func (x *Consumer) String() string {
 func (*Consumer) ProtoMessage() {}
 
 func (x *Consumer) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6003,7 +6628,7 @@ func (x *Consumer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Consumer.ProtoReflect.Descriptor instead.
 func (*Consumer) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Consumer) GetName() string {
@@ -6049,7 +6674,7 @@ type ListConsumersResponse struct {
 
 func (x *ListConsumersResponse) Reset() {
 	*x = ListConsumersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6061,7 +6686,7 @@ func (x *ListConsumersResponse) String() string {
 func (*ListConsumersResponse) ProtoMessage() {}
 
 func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6074,7 +6699,7 @@ func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
 func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListConsumersResponse) GetConsumers() []*Consumer {
@@ -6131,15 +6756,17 @@ type ExplainGroupRequest struct {
 	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
 	Group string                 `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	// A message; or the head of a key of a queue with key order; or neither, for the group as a whole.
-	Address       uint64 `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
-	Key           []byte `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
+	Address uint64 `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
+	Key     []byte `protobuf:"bytes,4,opt,name=key,proto3" json:"key,omitempty"`
+	// An address needs it when the queue has several; a key has its own. Absent for a group as a whole: all.
+	Partition     *uint32 `protobuf:"varint,5,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6151,7 +6778,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6164,7 +6791,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ExplainGroupRequest) GetQueue() string {
@@ -6193,6 +6820,13 @@ func (x *ExplainGroupRequest) GetKey() []byte {
 		return x.Key
 	}
 	return nil
+}
+
+func (x *ExplainGroupRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
 }
 
 type ExplainGroupResponse struct {
@@ -6231,13 +6865,17 @@ type ExplainGroupResponse struct {
 	WaitingReceives uint64 `protobuf:"varint,22,opt,name=waiting_receives,json=waitingReceives,proto3" json:"waiting_receives,omitempty"`
 	Unfinished      uint64 `protobuf:"varint,23,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
 	Dead            uint64 `protobuf:"varint,24,opt,name=dead,proto3" json:"dead,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	Partition       uint32 `protobuf:"varint,25,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Of a group as a whole, in a queue of several partitions: each. Counters above are sums; the verdict is that of the
+	// first partition that has something left and is not ready.
+	Partitions    []*ExplainGroupResponse `protobuf:"bytes,26,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6249,7 +6887,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6262,7 +6900,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ExplainGroupResponse) GetVerdict() string {
@@ -6433,18 +7071,33 @@ func (x *ExplainGroupResponse) GetDead() uint64 {
 	return 0
 }
 
+func (x *ExplainGroupResponse) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ExplainGroupResponse) GetPartitions() []*ExplainGroupResponse {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
 // DelayedPosition is a place in the order of the delayed messages.
 type DelayedPosition struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	VisibleUnixMs uint64                 `protobuf:"varint,1,opt,name=visible_unix_ms,json=visibleUnixMs,proto3" json:"visible_unix_ms,omitempty"`
 	Address       uint64                 `protobuf:"varint,2,opt,name=address,proto3" json:"address,omitempty"`
+	Partition     uint32                 `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DelayedPosition) Reset() {
 	*x = DelayedPosition{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6456,7 +7109,7 @@ func (x *DelayedPosition) String() string {
 func (*DelayedPosition) ProtoMessage() {}
 
 func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6469,7 +7122,7 @@ func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedPosition.ProtoReflect.Descriptor instead.
 func (*DelayedPosition) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *DelayedPosition) GetVisibleUnixMs() uint64 {
@@ -6486,6 +7139,13 @@ func (x *DelayedPosition) GetAddress() uint64 {
 	return 0
 }
 
+func (x *DelayedPosition) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
 type DelayedMessage struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Address         uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
@@ -6497,13 +7157,14 @@ type DelayedMessage struct {
 	// With with_bodies only.
 	Body          []byte    `protobuf:"bytes,6,opt,name=body,proto3" json:"body,omitempty"`
 	Headers       []*Header `protobuf:"bytes,7,rep,name=headers,proto3" json:"headers,omitempty"`
+	Partition     uint32    `protobuf:"varint,8,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DelayedMessage) Reset() {
 	*x = DelayedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6515,7 +7176,7 @@ func (x *DelayedMessage) String() string {
 func (*DelayedMessage) ProtoMessage() {}
 
 func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6528,7 +7189,7 @@ func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedMessage.ProtoReflect.Descriptor instead.
 func (*DelayedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DelayedMessage) GetAddress() uint64 {
@@ -6580,10 +7241,18 @@ func (x *DelayedMessage) GetHeaders() []*Header {
 	return nil
 }
 
+func (x *DelayedMessage) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
 type ListDelayedRequest struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Absent: all, in one order.
+	Partition *uint32 `protobuf:"varint,2,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	// Go on behind this place.
 	After *DelayedPosition `protobuf:"bytes,3,opt,name=after,proto3" json:"after,omitempty"`
 	// 0 means 100; at most 1,000.
@@ -6595,7 +7264,7 @@ type ListDelayedRequest struct {
 
 func (x *ListDelayedRequest) Reset() {
 	*x = ListDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6607,7 +7276,7 @@ func (x *ListDelayedRequest) String() string {
 func (*ListDelayedRequest) ProtoMessage() {}
 
 func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6620,7 +7289,7 @@ func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedRequest.ProtoReflect.Descriptor instead.
 func (*ListDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListDelayedRequest) GetQueue() string {
@@ -6631,8 +7300,8 @@ func (x *ListDelayedRequest) GetQueue() string {
 }
 
 func (x *ListDelayedRequest) GetPartition() uint32 {
-	if x != nil {
-		return x.Partition
+	if x != nil && x.Partition != nil {
+		return *x.Partition
 	}
 	return 0
 }
@@ -6671,7 +7340,7 @@ type ListDelayedResponse struct {
 
 func (x *ListDelayedResponse) Reset() {
 	*x = ListDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6683,7 +7352,7 @@ func (x *ListDelayedResponse) String() string {
 func (*ListDelayedResponse) ProtoMessage() {}
 
 func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6696,7 +7365,7 @@ func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ListDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListDelayedResponse) GetMessages() []*DelayedMessage {
@@ -6721,10 +7390,11 @@ func (x *ListDelayedResponse) GetTotal() uint64 {
 }
 
 type CancelDelayedRequest struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	Address   uint64                 `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Must be named when there are several.
+	Partition *uint32 `protobuf:"varint,2,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	Address   uint64  `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
 	// What it was decided on: refused when the message has been rescheduled since. 0: whatever it is now.
 	ExpectedVisibleUnixMs uint64 `protobuf:"varint,4,opt,name=expected_visible_unix_ms,json=expectedVisibleUnixMs,proto3" json:"expected_visible_unix_ms,omitempty"`
 	unknownFields         protoimpl.UnknownFields
@@ -6733,7 +7403,7 @@ type CancelDelayedRequest struct {
 
 func (x *CancelDelayedRequest) Reset() {
 	*x = CancelDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6745,7 +7415,7 @@ func (x *CancelDelayedRequest) String() string {
 func (*CancelDelayedRequest) ProtoMessage() {}
 
 func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6758,7 +7428,7 @@ func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDelayedRequest.ProtoReflect.Descriptor instead.
 func (*CancelDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *CancelDelayedRequest) GetQueue() string {
@@ -6769,8 +7439,8 @@ func (x *CancelDelayedRequest) GetQueue() string {
 }
 
 func (x *CancelDelayedRequest) GetPartition() uint32 {
-	if x != nil {
-		return x.Partition
+	if x != nil && x.Partition != nil {
+		return *x.Partition
 	}
 	return 0
 }
@@ -6790,11 +7460,12 @@ func (x *CancelDelayedRequest) GetExpectedVisibleUnixMs() uint64 {
 }
 
 type RescheduleDelayedRequest struct {
-	state                 protoimpl.MessageState `protogen:"open.v1"`
-	Queue                 string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Partition             uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	Address               uint64                 `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
-	ExpectedVisibleUnixMs uint64                 `protobuf:"varint,4,opt,name=expected_visible_unix_ms,json=expectedVisibleUnixMs,proto3" json:"expected_visible_unix_ms,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Must be named when there are several.
+	Partition             *uint32 `protobuf:"varint,2,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	Address               uint64  `protobuf:"varint,3,opt,name=address,proto3" json:"address,omitempty"`
+	ExpectedVisibleUnixMs uint64  `protobuf:"varint,4,opt,name=expected_visible_unix_ms,json=expectedVisibleUnixMs,proto3" json:"expected_visible_unix_ms,omitempty"`
 	// From now on, 1 to the queue's limit.
 	DelayMs       uint64 `protobuf:"varint,5,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -6803,7 +7474,7 @@ type RescheduleDelayedRequest struct {
 
 func (x *RescheduleDelayedRequest) Reset() {
 	*x = RescheduleDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6815,7 +7486,7 @@ func (x *RescheduleDelayedRequest) String() string {
 func (*RescheduleDelayedRequest) ProtoMessage() {}
 
 func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6828,7 +7499,7 @@ func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleDelayedRequest.ProtoReflect.Descriptor instead.
 func (*RescheduleDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RescheduleDelayedRequest) GetQueue() string {
@@ -6839,8 +7510,8 @@ func (x *RescheduleDelayedRequest) GetQueue() string {
 }
 
 func (x *RescheduleDelayedRequest) GetPartition() uint32 {
-	if x != nil {
-		return x.Partition
+	if x != nil && x.Partition != nil {
+		return *x.Partition
 	}
 	return 0
 }
@@ -6877,7 +7548,7 @@ type ChangeDelayedResponse struct {
 
 func (x *ChangeDelayedResponse) Reset() {
 	*x = ChangeDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6889,7 +7560,7 @@ func (x *ChangeDelayedResponse) String() string {
 func (*ChangeDelayedResponse) ProtoMessage() {}
 
 func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6902,7 +7573,7 @@ func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ChangeDelayedResponse) GetAddress() uint64 {
@@ -6920,22 +7591,25 @@ func (x *ChangeDelayedResponse) GetVisibleUnixMs() uint64 {
 }
 
 type BrowseRequest struct {
-	state     protoimpl.MessageState `protogen:"open.v1"`
-	Queue     string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Absent: all, one after the other.
+	Partition *uint32 `protobuf:"varint,2,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
 	// From here on; 0 means the oldest.
 	FromAddress uint64 `protobuf:"varint,3,opt,name=from_address,json=fromAddress,proto3" json:"from_address,omitempty"`
 	// 0 means 100; at most 1,000.
 	Limit uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Bodies are cut to so many bytes; absent means whole, and little more than 4 MiB in one answer.
-	MaxBodyBytes  *uint32 `protobuf:"varint,5,opt,name=max_body_bytes,json=maxBodyBytes,proto3,oneof" json:"max_body_bytes,omitempty"`
+	MaxBodyBytes *uint32 `protobuf:"varint,5,opt,name=max_body_bytes,json=maxBodyBytes,proto3,oneof" json:"max_body_bytes,omitempty"`
+	// With no partition named: where to begin.
+	FromPartition uint32 `protobuf:"varint,6,opt,name=from_partition,json=fromPartition,proto3" json:"from_partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BrowseRequest) Reset() {
 	*x = BrowseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6947,7 +7621,7 @@ func (x *BrowseRequest) String() string {
 func (*BrowseRequest) ProtoMessage() {}
 
 func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6960,7 +7634,7 @@ func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseRequest.ProtoReflect.Descriptor instead.
 func (*BrowseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *BrowseRequest) GetQueue() string {
@@ -6971,8 +7645,8 @@ func (x *BrowseRequest) GetQueue() string {
 }
 
 func (x *BrowseRequest) GetPartition() uint32 {
-	if x != nil {
-		return x.Partition
+	if x != nil && x.Partition != nil {
+		return *x.Partition
 	}
 	return 0
 }
@@ -6998,6 +7672,13 @@ func (x *BrowseRequest) GetMaxBodyBytes() uint32 {
 	return 0
 }
 
+func (x *BrowseRequest) GetFromPartition() uint32 {
+	if x != nil {
+		return x.FromPartition
+	}
+	return 0
+}
+
 type BrowsedMessage struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Address         uint64                 `protobuf:"varint,1,opt,name=address,proto3" json:"address,omitempty"`
@@ -7013,13 +7694,14 @@ type BrowsedMessage struct {
 	BodyBytes     uint64 `protobuf:"varint,8,opt,name=body_bytes,json=bodyBytes,proto3" json:"body_bytes,omitempty"`
 	ProducerId    uint64 `protobuf:"varint,9,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	Seq           uint64 `protobuf:"varint,10,opt,name=seq,proto3" json:"seq,omitempty"`
+	Partition     uint32 `protobuf:"varint,11,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BrowsedMessage) Reset() {
 	*x = BrowsedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7031,7 +7713,7 @@ func (x *BrowsedMessage) String() string {
 func (*BrowsedMessage) ProtoMessage() {}
 
 func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7044,7 +7726,7 @@ func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowsedMessage.ProtoReflect.Descriptor instead.
 func (*BrowsedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *BrowsedMessage) GetAddress() uint64 {
@@ -7117,18 +7799,27 @@ func (x *BrowsedMessage) GetSeq() uint64 {
 	return 0
 }
 
+func (x *BrowsedMessage) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
 type BrowseResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Messages []*BrowsedMessage      `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Go on from here; 0: the end.
-	NextAddress   uint64 `protobuf:"varint,2,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
+	NextAddress uint64 `protobuf:"varint,2,opt,name=next_address,json=nextAddress,proto3" json:"next_address,omitempty"`
+	// The partition that next_address is of, when none was named.
+	NextPartition uint32 `protobuf:"varint,3,opt,name=next_partition,json=nextPartition,proto3" json:"next_partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BrowseResponse) Reset() {
 	*x = BrowseResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7140,7 +7831,7 @@ func (x *BrowseResponse) String() string {
 func (*BrowseResponse) ProtoMessage() {}
 
 func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7153,7 +7844,7 @@ func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseResponse.ProtoReflect.Descriptor instead.
 func (*BrowseResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *BrowseResponse) GetMessages() []*BrowsedMessage {
@@ -7170,19 +7861,27 @@ func (x *BrowseResponse) GetNextAddress() uint64 {
 	return 0
 }
 
+func (x *BrowseResponse) GetNextPartition() uint32 {
+	if x != nil {
+		return x.NextPartition
+	}
+	return 0
+}
+
 type LookupPublishRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
-	Partition     uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
-	ProducerId    uint64                 `protobuf:"varint,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
-	Seq           uint64                 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Must be named when there are several.
+	Partition     *uint32 `protobuf:"varint,2,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	ProducerId    uint64  `protobuf:"varint,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	Seq           uint64  `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LookupPublishRequest) Reset() {
 	*x = LookupPublishRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7194,7 +7893,7 @@ func (x *LookupPublishRequest) String() string {
 func (*LookupPublishRequest) ProtoMessage() {}
 
 func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7207,7 +7906,7 @@ func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishRequest.ProtoReflect.Descriptor instead.
 func (*LookupPublishRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *LookupPublishRequest) GetQueue() string {
@@ -7218,8 +7917,8 @@ func (x *LookupPublishRequest) GetQueue() string {
 }
 
 func (x *LookupPublishRequest) GetPartition() uint32 {
-	if x != nil {
-		return x.Partition
+	if x != nil && x.Partition != nil {
+		return *x.Partition
 	}
 	return 0
 }
@@ -7256,7 +7955,7 @@ type LookupPublishResponse struct {
 
 func (x *LookupPublishResponse) Reset() {
 	*x = LookupPublishResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7268,7 +7967,7 @@ func (x *LookupPublishResponse) String() string {
 func (*LookupPublishResponse) ProtoMessage() {}
 
 func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7281,7 +7980,7 @@ func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishResponse.ProtoReflect.Descriptor instead.
 func (*LookupPublishResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *LookupPublishResponse) GetOutcome() string {
@@ -7365,13 +8064,16 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\fretain_bytes\x18\r \x01(\x04R\vretainBytes\x12'\n" +
 	"\x0fretain_messages\x18\x0e \x01(\x04R\x0eretainMessages\x12\x19\n" +
 	"\bdedup_ms\x18\x0f \x01(\x04R\adedupMs\x12\x18\n" +
-	"\aversion\x18\x10 \x01(\x04R\aversion\"\xb7\x01\n" +
+	"\aversion\x18\x10 \x01(\x04R\aversion\"\xd7\x01\n" +
 	"\x12CreateQueueRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
 	"\aoptions\x18\x02 \x01(\v2\x16.tierq.v1.QueueOptionsR\aoptions\x12\x1a\n" +
 	"\breplicas\x18\x03 \x01(\rR\breplicas\x12\x1c\n" +
 	"\twitnesses\x18\x04 \x01(\rR\twitnesses\x12!\n" +
-	"\foperation_id\x18\x05 \x01(\x04R\voperationId\"V\n" +
+	"\foperation_id\x18\x05 \x01(\x04R\voperationId\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x06 \x01(\rR\n" +
+	"partitions\"V\n" +
 	"\x13CreateQueueResponse\x12%\n" +
 	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\x12\x18\n" +
 	"\acreated\x18\x02 \x01(\bR\acreated\"b\n" +
@@ -7408,11 +8110,22 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x11ListQueuesRequest\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\"=\n" +
 	"\x12ListQueuesResponse\x12'\n" +
-	"\x06queues\x18\x01 \x03(\v2\x0f.tierq.v1.QueueR\x06queues\"*\n" +
+	"\x06queues\x18\x01 \x03(\v2\x0f.tierq.v1.QueueR\x06queues\"[\n" +
 	"\x14DescribeQueueRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\">\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
+	"\tpartition\x18\x02 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\">\n" +
 	"\x15DescribeQueueResponse\x12%\n" +
 	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\"(\n" +
+	"\x12LocateQueueRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x8a\x01\n" +
+	"\x13LocateQueueResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12.\n" +
+	"\bordering\x18\x02 \x01(\x0e2\x12.tierq.v1.OrderingR\bordering\x123\n" +
+	"\n" +
+	"partitions\x18\x03 \x03(\v2\x13.tierq.v1.PartitionR\n" +
+	"partitions\"(\n" +
 	"\x12DeleteQueueRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
 	"\x13DeleteQueueResponse\"2\n" +
@@ -7427,7 +8140,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\bdelay_ms\x18\x04 \x01(\x04R\adelayMs\x12\x15\n" +
 	"\x06ttl_ms\x18\x05 \x01(\x04R\x05ttlMs\x12\x19\n" +
 	"\bdedup_id\x18\x06 \x01(\fR\adedupId\x12\x10\n" +
-	"\x03seq\x18\a \x01(\x04R\x03seq\"\xdb\x02\n" +
+	"\x03seq\x18\a \x01(\x04R\x03seq\"\xee\x02\n" +
 	"\x0ePublishRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x120\n" +
 	"\bmessages\x18\x02 \x03(\v2\x14.tierq.v1.OutMessageR\bmessages\x12\x1f\n" +
@@ -7439,15 +8152,24 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"contiguous\x18\x06 \x01(\bR\n" +
 	"contiguous\x12\x16\n" +
 	"\x06atomic\x18\a \x01(\bR\x06atomic\x127\n" +
-	"\x15expected_last_address\x18\b \x01(\x04H\x00R\x13expectedLastAddress\x88\x01\x01\x12\x1c\n" +
-	"\tpartition\x18\t \x01(\rR\tpartitionB\x18\n" +
-	"\x16_expected_last_address\"\x83\x01\n" +
+	"\x15expected_last_address\x18\b \x01(\x04H\x00R\x13expectedLastAddress\x88\x01\x01\x12!\n" +
+	"\tpartition\x18\t \x01(\rH\x01R\tpartition\x88\x01\x01B\x18\n" +
+	"\x16_expected_last_addressB\f\n" +
+	"\n" +
+	"_partition\"\xa1\x01\n" +
 	"\rPublishResult\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\rR\x04code\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\x04R\aaddress\x12\x1c\n" +
-	"\tduplicate\x18\x05 \x01(\bR\tduplicate\"\xeb\x01\n" +
+	"\tduplicate\x18\x05 \x01(\bR\tduplicate\x12\x1c\n" +
+	"\tpartition\x18\x06 \x01(\rR\tpartition\"z\n" +
+	"\rPublishedPart\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
+	"\x05shard\x18\x02 \x01(\x04R\x05shard\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x1f\n" +
+	"\vdata_copies\x18\x04 \x01(\rR\n" +
+	"dataCopies\"\x9a\x02\n" +
 	"\x0fPublishResponse\x121\n" +
 	"\aresults\x18\x01 \x03(\v2\x17.tierq.v1.PublishResultR\aresults\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\x04R\x05shard\x12\x14\n" +
@@ -7458,7 +8180,8 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"leaderHost\x12\x1d\n" +
 	"\n" +
 	"leader_api\x18\x06 \x01(\tR\tleaderApi\x12\x18\n" +
-	"\awarning\x18\a \x01(\rR\awarning\"\xc5\x03\n" +
+	"\awarning\x18\a \x01(\rR\awarning\x12-\n" +
+	"\x05parts\x18\b \x03(\v2\x17.tierq.v1.PublishedPartR\x05parts\"\xc5\x03\n" +
 	"\vGroupConfig\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\x04R\aleaseMs\x12!\n" +
 	"\fmax_attempts\x18\x02 \x01(\rR\vmaxAttempts\x12&\n" +
@@ -7471,7 +8194,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x1amax_in_flight_per_consumer\x18\t \x01(\rR\x16maxInFlightPerConsumer\x124\n" +
 	"\x16single_active_consumer\x18\n" +
 	" \x01(\bR\x14singleActiveConsumer\x12\x16\n" +
-	"\x06paused\x18\v \x01(\bR\x06paused\"\xf0\x05\n" +
+	"\x06paused\x18\v \x01(\bR\x06paused\"\xbf\x06\n" +
 	"\x05Group\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
@@ -7501,40 +8224,59 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"dead_total\x18\x16 \x01(\x04R\tdeadTotal\x12%\n" +
 	"\x0eredriven_total\x18\x17 \x01(\x04R\rredrivenTotal\x12%\n" +
 	"\x0eoldest_address\x18\x18 \x01(\x04R\roldestAddress\x12\"\n" +
-	"\roldest_age_ms\x18\x19 \x01(\x04R\voldestAgeMs\"J\n" +
+	"\roldest_age_ms\x18\x19 \x01(\x04R\voldestAgeMs\x12/\n" +
+	"\n" +
+	"partitions\x18\x1a \x03(\v2\x0f.tierq.v1.GroupR\n" +
+	"partitions\x12\x1c\n" +
+	"\tpartition\x18\x1b \x01(\rR\tpartition\"J\n" +
 	"\x05Start\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\tR\x02at\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\x04R\aaddress\x12\x17\n" +
-	"\aunix_ms\x18\x03 \x01(\x04R\x06unixMs\"\xd4\x01\n" +
+	"\aunix_ms\x18\x03 \x01(\x04R\x06unixMs\"\x85\x02\n" +
 	"\x12CreateGroupRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
 	"\x06config\x18\x03 \x01(\v2\x15.tierq.v1.GroupConfigR\x06config\x12%\n" +
 	"\x05start\x18\x04 \x01(\v2\x0f.tierq.v1.StartR\x05start\x12\x1b\n" +
 	"\thome_host\x18\x05 \x01(\x04R\bhomeHost\x12!\n" +
-	"\foperation_id\x18\x06 \x01(\x04R\voperationId\"<\n" +
+	"\foperation_id\x18\x06 \x01(\x04R\voperationId\x12!\n" +
+	"\tpartition\x18\a \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"<\n" +
 	"\x13CreateGroupResponse\x12%\n" +
-	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\")\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"Z\n" +
 	"\x11ListGroupsRequest\x12\x14\n" +
-	"\x05queue\x18\x01 \x01(\tR\x05queue\"=\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12!\n" +
+	"\tpartition\x18\x02 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"=\n" +
 	"\x12ListGroupsResponse\x12'\n" +
-	"\x06groups\x18\x01 \x03(\v2\x0f.tierq.v1.GroupR\x06groups\">\n" +
+	"\x06groups\x18\x01 \x03(\v2\x0f.tierq.v1.GroupR\x06groups\"o\n" +
 	"\x12DeleteGroupRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\x15\n" +
-	"\x13DeleteGroupResponse\"d\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
+	"\tpartition\x18\x03 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"\x15\n" +
+	"\x13DeleteGroupResponse\"\x95\x01\n" +
 	"\x11ResetGroupRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
-	"\x05start\x18\x03 \x01(\v2\x0f.tierq.v1.StartR\x05start\";\n" +
+	"\x05start\x18\x03 \x01(\v2\x0f.tierq.v1.StartR\x05start\x12!\n" +
+	"\tpartition\x18\x04 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\";\n" +
 	"\x12ResetGroupResponse\x12%\n" +
-	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"U\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"\x86\x01\n" +
 	"\x10MoveGroupRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x17\n" +
-	"\ato_host\x18\x03 \x01(\x04R\x06toHost\":\n" +
+	"\ato_host\x18\x03 \x01(\x04R\x06toHost\x12!\n" +
+	"\tpartition\x18\x04 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\":\n" +
 	"\x11MoveGroupResponse\x12%\n" +
-	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"\x8c\x02\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"\xbd\x02\n" +
 	"\x0eReceiveRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12!\n" +
@@ -7543,10 +8285,13 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\await_ms\x18\x05 \x01(\rH\x00R\x06waitMs\x88\x01\x01\x12\x1e\n" +
 	"\blease_ms\x18\x06 \x01(\x04H\x01R\aleaseMs\x88\x01\x01\x12\x1a\n" +
 	"\bconsumer\x18\a \x01(\tR\bconsumer\x12\x1b\n" +
-	"\tmin_index\x18\b \x01(\x04R\bminIndexB\n" +
+	"\tmin_index\x18\b \x01(\x04R\bminIndex\x12!\n" +
+	"\tpartition\x18\t \x01(\rH\x02R\tpartition\x88\x01\x01B\n" +
 	"\n" +
 	"\b_wait_msB\v\n" +
-	"\t_lease_ms\"\x93\x03\n" +
+	"\t_lease_msB\f\n" +
+	"\n" +
+	"_partition\"\xb1\x03\n" +
 	"\aMessage\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x18\n" +
 	"\areceipt\x18\x02 \x01(\tR\areceipt\x12\x12\n" +
@@ -7562,36 +8307,58 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	" \x01(\x04R\x03seq\x125\n" +
 	"\x17first_delivered_unix_ms\x18\v \x01(\x04R\x14firstDeliveredUnixMs\x12\x14\n" +
 	"\x05round\x18\f \x01(\rR\x05round\x12!\n" +
-	"\flast_failure\x18\r \x01(\tR\vlastFailure\"V\n" +
+	"\flast_failure\x18\r \x01(\tR\vlastFailure\x12\x1c\n" +
+	"\tpartition\x18\x0e \x01(\rR\tpartition\"i\n" +
+	"\rPartitionHome\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\x04R\x04host\x12\x10\n" +
+	"\x03api\x18\x03 \x01(\tR\x03api\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"\x8d\x01\n" +
 	"\x0fReceiveResponse\x12-\n" +
 	"\bmessages\x18\x01 \x03(\v2\x11.tierq.v1.MessageR\bmessages\x12\x14\n" +
-	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\"T\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x125\n" +
+	"\telsewhere\x18\x03 \x03(\v2\x17.tierq.v1.PartitionHomeR\telsewhere\"\x85\x01\n" +
 	"\n" +
 	"AckRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
-	"\breceipts\x18\x03 \x03(\tR\breceipts\"\x9a\x01\n" +
+	"\breceipts\x18\x03 \x03(\tR\breceipts\x12!\n" +
+	"\tpartition\x18\x04 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"\xcb\x01\n" +
 	"\vNackRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
 	"\breceipts\x18\x03 \x03(\tR\breceipts\x12\x1e\n" +
 	"\bdelay_ms\x18\x04 \x01(\x04H\x00R\adelayMs\x88\x01\x01\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reasonB\v\n" +
-	"\t_delay_ms\"X\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12!\n" +
+	"\tpartition\x18\x06 \x01(\rH\x01R\tpartition\x88\x01\x01B\v\n" +
+	"\t_delay_msB\f\n" +
+	"\n" +
+	"_partition\"\x89\x01\n" +
 	"\x0eReleaseRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
-	"\breceipts\x18\x03 \x03(\tR\breceipts\"o\n" +
+	"\breceipts\x18\x03 \x03(\tR\breceipts\x12!\n" +
+	"\tpartition\x18\x04 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"\xa0\x01\n" +
 	"\rRejectRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
 	"\breceipts\x18\x03 \x03(\tR\breceipts\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"r\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12!\n" +
+	"\tpartition\x18\x05 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"\xa3\x01\n" +
 	"\rExtendRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
 	"\breceipts\x18\x03 \x03(\tR\breceipts\x12\x19\n" +
-	"\blease_ms\x18\x04 \x01(\x04R\aleaseMs\"\xa8\x01\n" +
+	"\blease_ms\x18\x04 \x01(\x04R\aleaseMs\x12!\n" +
+	"\tpartition\x18\x05 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"\xa8\x01\n" +
 	"\fSettleResult\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\rR\x04code\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -7604,15 +8371,18 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x15PublishStreamResponse\x129\n" +
 	"\tpublished\x18\x01 \x01(\v2\x19.tierq.v1.PublishResponseH\x00R\tpublished\x121\n" +
 	"\arefused\x18\x02 \x01(\v2\x15.tierq.v1.ErrorDetailH\x00R\arefusedB\t\n" +
-	"\aoutcome\"\xcf\x01\n" +
+	"\aoutcome\"\x80\x02\n" +
 	"\fConsumeStart\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
 	"\bconsumer\x18\x03 \x01(\tR\bconsumer\x12\x1e\n" +
 	"\blease_ms\x18\x04 \x01(\x04H\x00R\aleaseMs\x88\x01\x01\x12'\n" +
 	"\x0fwindow_messages\x18\x05 \x01(\rR\x0ewindowMessages\x12!\n" +
-	"\fwindow_bytes\x18\x06 \x01(\rR\vwindowBytesB\v\n" +
-	"\t_lease_ms\"\xaf\x01\n" +
+	"\fwindow_bytes\x18\x06 \x01(\rR\vwindowBytes\x12!\n" +
+	"\tpartition\x18\a \x01(\rH\x01R\tpartition\x88\x01\x01B\v\n" +
+	"\t_lease_msB\f\n" +
+	"\n" +
+	"_partition\"\xaf\x01\n" +
 	"\rConsumeSettle\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1a\n" +
@@ -7620,11 +8390,15 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\bdelay_ms\x18\x04 \x01(\x04H\x00R\adelayMs\x88\x01\x01\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x19\n" +
 	"\blease_ms\x18\x06 \x01(\x04R\aleaseMsB\v\n" +
-	"\t_delay_ms\"\x96\x01\n" +
+	"\t_delay_ms\"A\n" +
+	"\rConsumeWindow\x12\x1a\n" +
+	"\bmessages\x18\x01 \x01(\rR\bmessages\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\rR\x05bytes\"\xc9\x01\n" +
 	"\x0eConsumeRequest\x12.\n" +
 	"\x05start\x18\x01 \x01(\v2\x16.tierq.v1.ConsumeStartH\x00R\x05start\x121\n" +
 	"\x06settle\x18\x02 \x01(\v2\x17.tierq.v1.ConsumeSettleH\x00R\x06settle\x12\x16\n" +
-	"\x05drain\x18\x03 \x01(\bH\x00R\x05drainB\t\n" +
+	"\x05drain\x18\x03 \x01(\bH\x00R\x05drain\x121\n" +
+	"\x06window\x18\x04 \x01(\v2\x17.tierq.v1.ConsumeWindowH\x00R\x06windowB\t\n" +
 	"\arequest\"\\\n" +
 	"\x0eConsumeStarted\x12'\n" +
 	"\x0fwindow_messages\x18\x01 \x01(\rR\x0ewindowMessages\x12!\n" +
@@ -7639,7 +8413,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\bmessages\x18\x02 \x01(\v2\x19.tierq.v1.ConsumeMessagesH\x00R\bmessages\x124\n" +
 	"\asettled\x18\x03 \x01(\v2\x18.tierq.v1.ConsumeSettledH\x00R\asettledB\n" +
 	"\n" +
-	"\bresponse\"\x81\x02\n" +
+	"\bresponse\"\x9f\x02\n" +
 	"\n" +
 	"DeadLetter\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x1a\n" +
@@ -7650,17 +8424,23 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"deadUnixMs\x12\x12\n" +
 	"\x04body\x18\x06 \x01(\fR\x04body\x12*\n" +
 	"\aheaders\x18\a \x03(\v2\x10.tierq.v1.HeaderR\aheaders\x12\x10\n" +
-	"\x03key\x18\b \x01(\fR\x03key\"\xc6\x01\n" +
+	"\x03key\x18\b \x01(\fR\x03key\x12\x1c\n" +
+	"\tpartition\x18\t \x01(\rR\tpartition\"\x9e\x02\n" +
 	"\x16ListDeadLettersRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12!\n" +
 	"\ffrom_address\x18\x03 \x01(\x04R\vfromAddress\x12\x14\n" +
 	"\x05limit\x18\x04 \x01(\rR\x05limit\x12#\n" +
 	"\rreason_prefix\x18\x05 \x01(\tR\freasonPrefix\x12\"\n" +
-	"\rolder_than_ms\x18\x06 \x01(\x04R\volderThanMs\"u\n" +
+	"\rolder_than_ms\x18\x06 \x01(\x04R\volderThanMs\x12!\n" +
+	"\tpartition\x18\a \x01(\rH\x00R\tpartition\x88\x01\x01\x12%\n" +
+	"\x0efrom_partition\x18\b \x01(\rR\rfromPartitionB\f\n" +
+	"\n" +
+	"_partition\"\x9c\x01\n" +
 	"\x17ListDeadLettersResponse\x127\n" +
 	"\fdead_letters\x18\x01 \x03(\v2\x14.tierq.v1.DeadLetterR\vdeadLetters\x12!\n" +
-	"\fnext_address\x18\x02 \x01(\x04R\vnextAddress\"\xa8\x02\n" +
+	"\fnext_address\x18\x02 \x01(\x04R\vnextAddress\x12%\n" +
+	"\x0enext_partition\x18\x03 \x01(\rR\rnextPartition\"\x80\x03\n" +
 	"\x19RedriveDeadLettersRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1c\n" +
@@ -7670,12 +8450,18 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\ffrom_address\x18\x06 \x01(\x04R\vfromAddress\x12\x14\n" +
 	"\x05limit\x18\a \x01(\x04R\x05limit\x12&\n" +
 	"\x0frate_per_second\x18\b \x01(\rR\rratePerSecond\x12\x17\n" +
-	"\adry_run\x18\t \x01(\bR\x06dryRun\"\x8f\x01\n" +
+	"\adry_run\x18\t \x01(\bR\x06dryRun\x12!\n" +
+	"\tpartition\x18\n" +
+	" \x01(\rH\x00R\tpartition\x88\x01\x01\x12%\n" +
+	"\x0efrom_partition\x18\v \x01(\rR\rfromPartitionB\f\n" +
+	"\n" +
+	"_partition\"\xb6\x01\n" +
 	"\x1aRedriveDeadLettersResponse\x12\x1a\n" +
 	"\bredriven\x18\x01 \x01(\x04R\bredriven\x12\x18\n" +
 	"\askipped\x18\x02 \x01(\x04R\askipped\x12!\n" +
 	"\fnext_address\x18\x03 \x01(\x04R\vnextAddress\x12\x18\n" +
-	"\amatched\x18\x04 \x01(\x04R\amatched\"\xfe\x01\n" +
+	"\amatched\x18\x04 \x01(\x04R\amatched\x12%\n" +
+	"\x0enext_partition\x18\x05 \x01(\rR\rnextPartition\"\xd6\x02\n" +
 	"\x17PurgeDeadLettersRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1c\n" +
@@ -7684,11 +8470,17 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\rolder_than_ms\x18\x05 \x01(\x04R\volderThanMs\x12!\n" +
 	"\ffrom_address\x18\x06 \x01(\x04R\vfromAddress\x12\x14\n" +
 	"\x05limit\x18\a \x01(\x04R\x05limit\x12\x17\n" +
-	"\adry_run\x18\b \x01(\bR\x06dryRun\"o\n" +
+	"\adry_run\x18\b \x01(\bR\x06dryRun\x12!\n" +
+	"\tpartition\x18\t \x01(\rH\x00R\tpartition\x88\x01\x01\x12%\n" +
+	"\x0efrom_partition\x18\n" +
+	" \x01(\rR\rfromPartitionB\f\n" +
+	"\n" +
+	"_partition\"\x96\x01\n" +
 	"\x18PurgeDeadLettersResponse\x12\x16\n" +
 	"\x06purged\x18\x01 \x01(\x04R\x06purged\x12!\n" +
 	"\fnext_address\x18\x02 \x01(\x04R\vnextAddress\x12\x18\n" +
-	"\amatched\x18\x03 \x01(\x04R\amatched\"\x9b\x01\n" +
+	"\amatched\x18\x03 \x01(\x04R\amatched\x12%\n" +
+	"\x0enext_partition\x18\x04 \x01(\rR\rnextPartition\"\x9b\x01\n" +
 	"\x04Host\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x10\n" +
@@ -7733,14 +8525,16 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"elapsed_us\x18\x03 \x01(\x04R\telapsedUs\x12\x15\n" +
 	"\x06p50_us\x18\x04 \x01(\x04R\x05p50Us\x12\x15\n" +
-	"\x06p99_us\x18\x05 \x01(\x04R\x05p99Us\"\x9b\x01\n" +
+	"\x06p99_us\x18\x05 \x01(\x04R\x05p99Us\"\xae\x01\n" +
 	"\x11PurgeQueueRequest\x12\x14\n" +
-	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x1d\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12!\n" +
+	"\tpartition\x18\x02 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x1d\n" +
 	"\n" +
 	"to_address\x18\x03 \x01(\x04R\ttoAddress\x12\x10\n" +
 	"\x03all\x18\x04 \x01(\bR\x03all\x12!\n" +
-	"\foperation_id\x18\x05 \x01(\x04R\voperationId\"e\n" +
+	"\foperation_id\x18\x05 \x01(\x04R\voperationIdB\f\n" +
+	"\n" +
+	"_partition\"e\n" +
 	"\x12PurgeQueueResponse\x12\x16\n" +
 	"\x06purged\x18\x01 \x01(\x04R\x06purged\x12\x1b\n" +
 	"\tpurged_to\x18\x02 \x01(\x04R\bpurgedTo\x12\x1a\n" +
@@ -7757,33 +8551,46 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x12ResumeQueueRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\"<\n" +
 	"\x13ResumeQueueResponse\x12%\n" +
-	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\"\x9b\x01\n" +
+	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\"\xcc\x01\n" +
 	"\x15ConfigureGroupRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
 	"\x06config\x18\x03 \x01(\v2\x15.tierq.v1.GroupConfigR\x06config\x12)\n" +
-	"\x10expected_version\x18\x04 \x01(\x04R\x0fexpectedVersion\"?\n" +
+	"\x10expected_version\x18\x04 \x01(\x04R\x0fexpectedVersion\x12!\n" +
+	"\tpartition\x18\x05 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"?\n" +
 	"\x16ConfigureGroupResponse\x12%\n" +
-	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"=\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"n\n" +
 	"\x11PauseGroupRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\";\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
+	"\tpartition\x18\x03 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\";\n" +
 	"\x12PauseGroupResponse\x12%\n" +
-	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\">\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"o\n" +
 	"\x12ResumeGroupRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"<\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
+	"\tpartition\x18\x03 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"<\n" +
 	"\x13ResumeGroupResponse\x12%\n" +
-	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"g\n" +
+	"\x05group\x18\x01 \x01(\v2\x0f.tierq.v1.GroupR\x05group\"\x98\x01\n" +
 	"\x14ListConsumersRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12#\n" +
-	"\rwith_messages\x18\x03 \x01(\bR\fwithMessages\"s\n" +
+	"\rwith_messages\x18\x03 \x01(\bR\fwithMessages\x12!\n" +
+	"\tpartition\x18\x04 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"\x91\x01\n" +
 	"\vHeldMessage\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x17\n" +
 	"\aheld_ms\x18\x03 \x01(\x04R\x06heldMs\x12\x17\n" +
-	"\aleft_ms\x18\x04 \x01(\x04R\x06leftMs\"\x86\x01\n" +
+	"\aleft_ms\x18\x04 \x01(\x04R\x06leftMs\x12\x1c\n" +
+	"\tpartition\x18\x05 \x01(\rR\tpartition\"\x86\x01\n" +
 	"\bConsumer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
 	"\tin_flight\x18\x02 \x01(\x04R\binFlight\x12\x16\n" +
@@ -7796,12 +8603,15 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x10waiting_receives\x18\x04 \x01(\x04R\x0fwaitingReceives\x12\x1b\n" +
 	"\thome_host\x18\x05 \x01(\x04R\bhomeHost\x12\x19\n" +
 	"\bhome_api\x18\x06 \x01(\tR\ahomeApi\x12\x14\n" +
-	"\x05epoch\x18\a \x01(\x04R\x05epoch\"m\n" +
+	"\x05epoch\x18\a \x01(\x04R\x05epoch\"\x9e\x01\n" +
 	"\x13ExplainGroupRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\x04R\aaddress\x12\x10\n" +
-	"\x03key\x18\x04 \x01(\fR\x03key\"\xf6\x05\n" +
+	"\x03key\x18\x04 \x01(\fR\x03key\x12!\n" +
+	"\tpartition\x18\x05 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"\xd4\x06\n" +
 	"\x14ExplainGroupResponse\x12\x18\n" +
 	"\averdict\x18\x01 \x01(\tR\averdict\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\x12\x18\n" +
@@ -7833,10 +8643,15 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"unfinished\x18\x17 \x01(\x04R\n" +
 	"unfinished\x12\x12\n" +
-	"\x04dead\x18\x18 \x01(\x04R\x04dead\"S\n" +
+	"\x04dead\x18\x18 \x01(\x04R\x04dead\x12\x1c\n" +
+	"\tpartition\x18\x19 \x01(\rR\tpartition\x12>\n" +
+	"\n" +
+	"partitions\x18\x1a \x03(\v2\x1e.tierq.v1.ExplainGroupResponseR\n" +
+	"partitions\"q\n" +
 	"\x0fDelayedPosition\x12&\n" +
 	"\x0fvisible_unix_ms\x18\x01 \x01(\x04R\rvisibleUnixMs\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\x04R\aaddress\"\xe6\x01\n" +
+	"\aaddress\x18\x02 \x01(\x04R\aaddress\x12\x1c\n" +
+	"\tpartition\x18\x03 \x01(\rR\tpartition\"\x84\x02\n" +
 	"\x0eDelayedMessage\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12&\n" +
 	"\x0fvisible_unix_ms\x18\x02 \x01(\x04R\rvisibleUnixMs\x12*\n" +
@@ -7844,39 +8659,49 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x10\n" +
 	"\x03key\x18\x05 \x01(\fR\x03key\x12\x12\n" +
 	"\x04body\x18\x06 \x01(\fR\x04body\x12*\n" +
-	"\aheaders\x18\a \x03(\v2\x10.tierq.v1.HeaderR\aheaders\"\xb0\x01\n" +
+	"\aheaders\x18\a \x03(\v2\x10.tierq.v1.HeaderR\aheaders\x12\x1c\n" +
+	"\tpartition\x18\b \x01(\rR\tpartition\"\xc3\x01\n" +
 	"\x12ListDelayedRequest\x12\x14\n" +
-	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\rR\tpartition\x12/\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12!\n" +
+	"\tpartition\x18\x02 \x01(\rH\x00R\tpartition\x88\x01\x01\x12/\n" +
 	"\x05after\x18\x03 \x01(\v2\x19.tierq.v1.DelayedPositionR\x05after\x12\x14\n" +
 	"\x05limit\x18\x04 \x01(\rR\x05limit\x12\x1f\n" +
 	"\vwith_bodies\x18\x05 \x01(\bR\n" +
-	"withBodies\"\x90\x01\n" +
+	"withBodiesB\f\n" +
+	"\n" +
+	"_partition\"\x90\x01\n" +
 	"\x13ListDelayedResponse\x124\n" +
 	"\bmessages\x18\x01 \x03(\v2\x18.tierq.v1.DelayedMessageR\bmessages\x12-\n" +
 	"\x04next\x18\x02 \x01(\v2\x19.tierq.v1.DelayedPositionR\x04next\x12\x14\n" +
-	"\x05total\x18\x03 \x01(\x04R\x05total\"\x9d\x01\n" +
+	"\x05total\x18\x03 \x01(\x04R\x05total\"\xb0\x01\n" +
 	"\x14CancelDelayedRequest\x12\x14\n" +
-	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x18\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12!\n" +
+	"\tpartition\x18\x02 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\x04R\aaddress\x127\n" +
-	"\x18expected_visible_unix_ms\x18\x04 \x01(\x04R\x15expectedVisibleUnixMs\"\xbc\x01\n" +
+	"\x18expected_visible_unix_ms\x18\x04 \x01(\x04R\x15expectedVisibleUnixMsB\f\n" +
+	"\n" +
+	"_partition\"\xcf\x01\n" +
 	"\x18RescheduleDelayedRequest\x12\x14\n" +
-	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x18\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12!\n" +
+	"\tpartition\x18\x02 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\x04R\aaddress\x127\n" +
 	"\x18expected_visible_unix_ms\x18\x04 \x01(\x04R\x15expectedVisibleUnixMs\x12\x19\n" +
-	"\bdelay_ms\x18\x05 \x01(\x04R\adelayMs\"Y\n" +
+	"\bdelay_ms\x18\x05 \x01(\x04R\adelayMsB\f\n" +
+	"\n" +
+	"_partition\"Y\n" +
 	"\x15ChangeDelayedResponse\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12&\n" +
-	"\x0fvisible_unix_ms\x18\x02 \x01(\x04R\rvisibleUnixMs\"\xba\x01\n" +
+	"\x0fvisible_unix_ms\x18\x02 \x01(\x04R\rvisibleUnixMs\"\xf4\x01\n" +
 	"\rBrowseRequest\x12\x14\n" +
-	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\rR\tpartition\x12!\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12!\n" +
+	"\tpartition\x18\x02 \x01(\rH\x00R\tpartition\x88\x01\x01\x12!\n" +
 	"\ffrom_address\x18\x03 \x01(\x04R\vfromAddress\x12\x14\n" +
 	"\x05limit\x18\x04 \x01(\rR\x05limit\x12)\n" +
-	"\x0emax_body_bytes\x18\x05 \x01(\rH\x00R\fmaxBodyBytes\x88\x01\x01B\x11\n" +
-	"\x0f_max_body_bytes\"\xca\x02\n" +
+	"\x0emax_body_bytes\x18\x05 \x01(\rH\x01R\fmaxBodyBytes\x88\x01\x01\x12%\n" +
+	"\x0efrom_partition\x18\x06 \x01(\rR\rfromPartitionB\f\n" +
+	"\n" +
+	"_partitionB\x11\n" +
+	"\x0f_max_body_bytes\"\xe8\x02\n" +
 	"\x0eBrowsedMessage\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12*\n" +
 	"\x11published_unix_ms\x18\x02 \x01(\x04R\x0fpublishedUnixMs\x12&\n" +
@@ -7890,16 +8715,20 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\vproducer_id\x18\t \x01(\x04R\n" +
 	"producerId\x12\x10\n" +
 	"\x03seq\x18\n" +
-	" \x01(\x04R\x03seq\"i\n" +
+	" \x01(\x04R\x03seq\x12\x1c\n" +
+	"\tpartition\x18\v \x01(\rR\tpartition\"\x90\x01\n" +
 	"\x0eBrowseResponse\x124\n" +
 	"\bmessages\x18\x01 \x03(\v2\x18.tierq.v1.BrowsedMessageR\bmessages\x12!\n" +
-	"\fnext_address\x18\x02 \x01(\x04R\vnextAddress\"}\n" +
+	"\fnext_address\x18\x02 \x01(\x04R\vnextAddress\x12%\n" +
+	"\x0enext_partition\x18\x03 \x01(\rR\rnextPartition\"\x90\x01\n" +
 	"\x14LookupPublishRequest\x12\x14\n" +
-	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1c\n" +
-	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x1f\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12!\n" +
+	"\tpartition\x18\x02 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x1f\n" +
 	"\vproducer_id\x18\x03 \x01(\x04R\n" +
 	"producerId\x12\x10\n" +
-	"\x03seq\x18\x04 \x01(\x04R\x03seq\"\xb7\x01\n" +
+	"\x03seq\x18\x04 \x01(\x04R\x03seqB\f\n" +
+	"\n" +
+	"_partition\"\xb7\x01\n" +
 	"\x15LookupPublishResponse\x12\x18\n" +
 	"\aoutcome\x18\x01 \x01(\tR\aoutcome\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\x04R\aaddress\x12\x16\n" +
@@ -7924,13 +8753,14 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x11DURABILITY_STRICT\x10\x01*4\n" +
 	"\tQueueMode\x12\x13\n" +
 	"\x0fQUEUE_MODE_WORK\x10\x00\x12\x12\n" +
-	"\x0eQUEUE_MODE_LOG\x10\x012\x81\x03\n" +
+	"\x0eQUEUE_MODE_LOG\x10\x012\xcd\x03\n" +
 	"\fQueueService\x12J\n" +
 	"\vCreateQueue\x12\x1c.tierq.v1.CreateQueueRequest\x1a\x1d.tierq.v1.CreateQueueResponse\x12G\n" +
 	"\n" +
 	"ListQueues\x12\x1b.tierq.v1.ListQueuesRequest\x1a\x1c.tierq.v1.ListQueuesResponse\x12P\n" +
 	"\rDescribeQueue\x12\x1e.tierq.v1.DescribeQueueRequest\x1a\x1f.tierq.v1.DescribeQueueResponse\x12J\n" +
-	"\vDeleteQueue\x12\x1c.tierq.v1.DeleteQueueRequest\x1a\x1d.tierq.v1.DeleteQueueResponse\x12>\n" +
+	"\vDeleteQueue\x12\x1c.tierq.v1.DeleteQueueRequest\x1a\x1d.tierq.v1.DeleteQueueResponse\x12J\n" +
+	"\vLocateQueue\x12\x1c.tierq.v1.LocateQueueRequest\x1a\x1d.tierq.v1.LocateQueueResponse\x12>\n" +
 	"\aPublish\x12\x18.tierq.v1.PublishRequest\x1a\x19.tierq.v1.PublishResponse2\xfb\a\n" +
 	"\fGroupService\x12J\n" +
 	"\vCreateGroup\x12\x1c.tierq.v1.CreateGroupRequest\x1a\x1d.tierq.v1.CreateGroupResponse\x12G\n" +
@@ -7988,7 +8818,7 @@ func file_tierq_v1_tierq_proto_rawDescGZIP() []byte {
 }
 
 var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
+var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
 var file_tierq_v1_tierq_proto_goTypes = []any{
 	(Effect)(0),                        // 0: tierq.v1.Effect
 	(Ordering)(0),                      // 1: tierq.v1.Ordering
@@ -8006,91 +8836,96 @@ var file_tierq_v1_tierq_proto_goTypes = []any{
 	(*ListQueuesResponse)(nil),         // 13: tierq.v1.ListQueuesResponse
 	(*DescribeQueueRequest)(nil),       // 14: tierq.v1.DescribeQueueRequest
 	(*DescribeQueueResponse)(nil),      // 15: tierq.v1.DescribeQueueResponse
-	(*DeleteQueueRequest)(nil),         // 16: tierq.v1.DeleteQueueRequest
-	(*DeleteQueueResponse)(nil),        // 17: tierq.v1.DeleteQueueResponse
-	(*Header)(nil),                     // 18: tierq.v1.Header
-	(*OutMessage)(nil),                 // 19: tierq.v1.OutMessage
-	(*PublishRequest)(nil),             // 20: tierq.v1.PublishRequest
-	(*PublishResult)(nil),              // 21: tierq.v1.PublishResult
-	(*PublishResponse)(nil),            // 22: tierq.v1.PublishResponse
-	(*GroupConfig)(nil),                // 23: tierq.v1.GroupConfig
-	(*Group)(nil),                      // 24: tierq.v1.Group
-	(*Start)(nil),                      // 25: tierq.v1.Start
-	(*CreateGroupRequest)(nil),         // 26: tierq.v1.CreateGroupRequest
-	(*CreateGroupResponse)(nil),        // 27: tierq.v1.CreateGroupResponse
-	(*ListGroupsRequest)(nil),          // 28: tierq.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),         // 29: tierq.v1.ListGroupsResponse
-	(*DeleteGroupRequest)(nil),         // 30: tierq.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),        // 31: tierq.v1.DeleteGroupResponse
-	(*ResetGroupRequest)(nil),          // 32: tierq.v1.ResetGroupRequest
-	(*ResetGroupResponse)(nil),         // 33: tierq.v1.ResetGroupResponse
-	(*MoveGroupRequest)(nil),           // 34: tierq.v1.MoveGroupRequest
-	(*MoveGroupResponse)(nil),          // 35: tierq.v1.MoveGroupResponse
-	(*ReceiveRequest)(nil),             // 36: tierq.v1.ReceiveRequest
-	(*Message)(nil),                    // 37: tierq.v1.Message
-	(*ReceiveResponse)(nil),            // 38: tierq.v1.ReceiveResponse
-	(*AckRequest)(nil),                 // 39: tierq.v1.AckRequest
-	(*NackRequest)(nil),                // 40: tierq.v1.NackRequest
-	(*ReleaseRequest)(nil),             // 41: tierq.v1.ReleaseRequest
-	(*RejectRequest)(nil),              // 42: tierq.v1.RejectRequest
-	(*ExtendRequest)(nil),              // 43: tierq.v1.ExtendRequest
-	(*SettleResult)(nil),               // 44: tierq.v1.SettleResult
-	(*SettleResponse)(nil),             // 45: tierq.v1.SettleResponse
-	(*PublishStreamResponse)(nil),      // 46: tierq.v1.PublishStreamResponse
-	(*ConsumeStart)(nil),               // 47: tierq.v1.ConsumeStart
-	(*ConsumeSettle)(nil),              // 48: tierq.v1.ConsumeSettle
-	(*ConsumeRequest)(nil),             // 49: tierq.v1.ConsumeRequest
-	(*ConsumeStarted)(nil),             // 50: tierq.v1.ConsumeStarted
-	(*ConsumeMessages)(nil),            // 51: tierq.v1.ConsumeMessages
-	(*ConsumeSettled)(nil),             // 52: tierq.v1.ConsumeSettled
-	(*ConsumeResponse)(nil),            // 53: tierq.v1.ConsumeResponse
-	(*DeadLetter)(nil),                 // 54: tierq.v1.DeadLetter
-	(*ListDeadLettersRequest)(nil),     // 55: tierq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 56: tierq.v1.ListDeadLettersResponse
-	(*RedriveDeadLettersRequest)(nil),  // 57: tierq.v1.RedriveDeadLettersRequest
-	(*RedriveDeadLettersResponse)(nil), // 58: tierq.v1.RedriveDeadLettersResponse
-	(*PurgeDeadLettersRequest)(nil),    // 59: tierq.v1.PurgeDeadLettersRequest
-	(*PurgeDeadLettersResponse)(nil),   // 60: tierq.v1.PurgeDeadLettersResponse
-	(*Host)(nil),                       // 61: tierq.v1.Host
-	(*FleetStatusRequest)(nil),         // 62: tierq.v1.FleetStatusRequest
-	(*FleetStatusResponse)(nil),        // 63: tierq.v1.FleetStatusResponse
-	(*ShardDigestRequest)(nil),         // 64: tierq.v1.ShardDigestRequest
-	(*ReplicaDigest)(nil),              // 65: tierq.v1.ReplicaDigest
-	(*ShardDigestResponse)(nil),        // 66: tierq.v1.ShardDigestResponse
-	(*BenchProposeRequest)(nil),        // 67: tierq.v1.BenchProposeRequest
-	(*BenchProposeResponse)(nil),       // 68: tierq.v1.BenchProposeResponse
-	(*PurgeQueueRequest)(nil),          // 69: tierq.v1.PurgeQueueRequest
-	(*PurgeQueueResponse)(nil),         // 70: tierq.v1.PurgeQueueResponse
-	(*ConfigureQueueRequest)(nil),      // 71: tierq.v1.ConfigureQueueRequest
-	(*ConfigureQueueResponse)(nil),     // 72: tierq.v1.ConfigureQueueResponse
-	(*PauseQueueRequest)(nil),          // 73: tierq.v1.PauseQueueRequest
-	(*PauseQueueResponse)(nil),         // 74: tierq.v1.PauseQueueResponse
-	(*ResumeQueueRequest)(nil),         // 75: tierq.v1.ResumeQueueRequest
-	(*ResumeQueueResponse)(nil),        // 76: tierq.v1.ResumeQueueResponse
-	(*ConfigureGroupRequest)(nil),      // 77: tierq.v1.ConfigureGroupRequest
-	(*ConfigureGroupResponse)(nil),     // 78: tierq.v1.ConfigureGroupResponse
-	(*PauseGroupRequest)(nil),          // 79: tierq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 80: tierq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 81: tierq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 82: tierq.v1.ResumeGroupResponse
-	(*ListConsumersRequest)(nil),       // 83: tierq.v1.ListConsumersRequest
-	(*HeldMessage)(nil),                // 84: tierq.v1.HeldMessage
-	(*Consumer)(nil),                   // 85: tierq.v1.Consumer
-	(*ListConsumersResponse)(nil),      // 86: tierq.v1.ListConsumersResponse
-	(*ExplainGroupRequest)(nil),        // 87: tierq.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),       // 88: tierq.v1.ExplainGroupResponse
-	(*DelayedPosition)(nil),            // 89: tierq.v1.DelayedPosition
-	(*DelayedMessage)(nil),             // 90: tierq.v1.DelayedMessage
-	(*ListDelayedRequest)(nil),         // 91: tierq.v1.ListDelayedRequest
-	(*ListDelayedResponse)(nil),        // 92: tierq.v1.ListDelayedResponse
-	(*CancelDelayedRequest)(nil),       // 93: tierq.v1.CancelDelayedRequest
-	(*RescheduleDelayedRequest)(nil),   // 94: tierq.v1.RescheduleDelayedRequest
-	(*ChangeDelayedResponse)(nil),      // 95: tierq.v1.ChangeDelayedResponse
-	(*BrowseRequest)(nil),              // 96: tierq.v1.BrowseRequest
-	(*BrowsedMessage)(nil),             // 97: tierq.v1.BrowsedMessage
-	(*BrowseResponse)(nil),             // 98: tierq.v1.BrowseResponse
-	(*LookupPublishRequest)(nil),       // 99: tierq.v1.LookupPublishRequest
-	(*LookupPublishResponse)(nil),      // 100: tierq.v1.LookupPublishResponse
+	(*LocateQueueRequest)(nil),         // 16: tierq.v1.LocateQueueRequest
+	(*LocateQueueResponse)(nil),        // 17: tierq.v1.LocateQueueResponse
+	(*DeleteQueueRequest)(nil),         // 18: tierq.v1.DeleteQueueRequest
+	(*DeleteQueueResponse)(nil),        // 19: tierq.v1.DeleteQueueResponse
+	(*Header)(nil),                     // 20: tierq.v1.Header
+	(*OutMessage)(nil),                 // 21: tierq.v1.OutMessage
+	(*PublishRequest)(nil),             // 22: tierq.v1.PublishRequest
+	(*PublishResult)(nil),              // 23: tierq.v1.PublishResult
+	(*PublishedPart)(nil),              // 24: tierq.v1.PublishedPart
+	(*PublishResponse)(nil),            // 25: tierq.v1.PublishResponse
+	(*GroupConfig)(nil),                // 26: tierq.v1.GroupConfig
+	(*Group)(nil),                      // 27: tierq.v1.Group
+	(*Start)(nil),                      // 28: tierq.v1.Start
+	(*CreateGroupRequest)(nil),         // 29: tierq.v1.CreateGroupRequest
+	(*CreateGroupResponse)(nil),        // 30: tierq.v1.CreateGroupResponse
+	(*ListGroupsRequest)(nil),          // 31: tierq.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),         // 32: tierq.v1.ListGroupsResponse
+	(*DeleteGroupRequest)(nil),         // 33: tierq.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),        // 34: tierq.v1.DeleteGroupResponse
+	(*ResetGroupRequest)(nil),          // 35: tierq.v1.ResetGroupRequest
+	(*ResetGroupResponse)(nil),         // 36: tierq.v1.ResetGroupResponse
+	(*MoveGroupRequest)(nil),           // 37: tierq.v1.MoveGroupRequest
+	(*MoveGroupResponse)(nil),          // 38: tierq.v1.MoveGroupResponse
+	(*ReceiveRequest)(nil),             // 39: tierq.v1.ReceiveRequest
+	(*Message)(nil),                    // 40: tierq.v1.Message
+	(*PartitionHome)(nil),              // 41: tierq.v1.PartitionHome
+	(*ReceiveResponse)(nil),            // 42: tierq.v1.ReceiveResponse
+	(*AckRequest)(nil),                 // 43: tierq.v1.AckRequest
+	(*NackRequest)(nil),                // 44: tierq.v1.NackRequest
+	(*ReleaseRequest)(nil),             // 45: tierq.v1.ReleaseRequest
+	(*RejectRequest)(nil),              // 46: tierq.v1.RejectRequest
+	(*ExtendRequest)(nil),              // 47: tierq.v1.ExtendRequest
+	(*SettleResult)(nil),               // 48: tierq.v1.SettleResult
+	(*SettleResponse)(nil),             // 49: tierq.v1.SettleResponse
+	(*PublishStreamResponse)(nil),      // 50: tierq.v1.PublishStreamResponse
+	(*ConsumeStart)(nil),               // 51: tierq.v1.ConsumeStart
+	(*ConsumeSettle)(nil),              // 52: tierq.v1.ConsumeSettle
+	(*ConsumeWindow)(nil),              // 53: tierq.v1.ConsumeWindow
+	(*ConsumeRequest)(nil),             // 54: tierq.v1.ConsumeRequest
+	(*ConsumeStarted)(nil),             // 55: tierq.v1.ConsumeStarted
+	(*ConsumeMessages)(nil),            // 56: tierq.v1.ConsumeMessages
+	(*ConsumeSettled)(nil),             // 57: tierq.v1.ConsumeSettled
+	(*ConsumeResponse)(nil),            // 58: tierq.v1.ConsumeResponse
+	(*DeadLetter)(nil),                 // 59: tierq.v1.DeadLetter
+	(*ListDeadLettersRequest)(nil),     // 60: tierq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 61: tierq.v1.ListDeadLettersResponse
+	(*RedriveDeadLettersRequest)(nil),  // 62: tierq.v1.RedriveDeadLettersRequest
+	(*RedriveDeadLettersResponse)(nil), // 63: tierq.v1.RedriveDeadLettersResponse
+	(*PurgeDeadLettersRequest)(nil),    // 64: tierq.v1.PurgeDeadLettersRequest
+	(*PurgeDeadLettersResponse)(nil),   // 65: tierq.v1.PurgeDeadLettersResponse
+	(*Host)(nil),                       // 66: tierq.v1.Host
+	(*FleetStatusRequest)(nil),         // 67: tierq.v1.FleetStatusRequest
+	(*FleetStatusResponse)(nil),        // 68: tierq.v1.FleetStatusResponse
+	(*ShardDigestRequest)(nil),         // 69: tierq.v1.ShardDigestRequest
+	(*ReplicaDigest)(nil),              // 70: tierq.v1.ReplicaDigest
+	(*ShardDigestResponse)(nil),        // 71: tierq.v1.ShardDigestResponse
+	(*BenchProposeRequest)(nil),        // 72: tierq.v1.BenchProposeRequest
+	(*BenchProposeResponse)(nil),       // 73: tierq.v1.BenchProposeResponse
+	(*PurgeQueueRequest)(nil),          // 74: tierq.v1.PurgeQueueRequest
+	(*PurgeQueueResponse)(nil),         // 75: tierq.v1.PurgeQueueResponse
+	(*ConfigureQueueRequest)(nil),      // 76: tierq.v1.ConfigureQueueRequest
+	(*ConfigureQueueResponse)(nil),     // 77: tierq.v1.ConfigureQueueResponse
+	(*PauseQueueRequest)(nil),          // 78: tierq.v1.PauseQueueRequest
+	(*PauseQueueResponse)(nil),         // 79: tierq.v1.PauseQueueResponse
+	(*ResumeQueueRequest)(nil),         // 80: tierq.v1.ResumeQueueRequest
+	(*ResumeQueueResponse)(nil),        // 81: tierq.v1.ResumeQueueResponse
+	(*ConfigureGroupRequest)(nil),      // 82: tierq.v1.ConfigureGroupRequest
+	(*ConfigureGroupResponse)(nil),     // 83: tierq.v1.ConfigureGroupResponse
+	(*PauseGroupRequest)(nil),          // 84: tierq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 85: tierq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 86: tierq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 87: tierq.v1.ResumeGroupResponse
+	(*ListConsumersRequest)(nil),       // 88: tierq.v1.ListConsumersRequest
+	(*HeldMessage)(nil),                // 89: tierq.v1.HeldMessage
+	(*Consumer)(nil),                   // 90: tierq.v1.Consumer
+	(*ListConsumersResponse)(nil),      // 91: tierq.v1.ListConsumersResponse
+	(*ExplainGroupRequest)(nil),        // 92: tierq.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),       // 93: tierq.v1.ExplainGroupResponse
+	(*DelayedPosition)(nil),            // 94: tierq.v1.DelayedPosition
+	(*DelayedMessage)(nil),             // 95: tierq.v1.DelayedMessage
+	(*ListDelayedRequest)(nil),         // 96: tierq.v1.ListDelayedRequest
+	(*ListDelayedResponse)(nil),        // 97: tierq.v1.ListDelayedResponse
+	(*CancelDelayedRequest)(nil),       // 98: tierq.v1.CancelDelayedRequest
+	(*RescheduleDelayedRequest)(nil),   // 99: tierq.v1.RescheduleDelayedRequest
+	(*ChangeDelayedResponse)(nil),      // 100: tierq.v1.ChangeDelayedResponse
+	(*BrowseRequest)(nil),              // 101: tierq.v1.BrowseRequest
+	(*BrowsedMessage)(nil),             // 102: tierq.v1.BrowsedMessage
+	(*BrowseResponse)(nil),             // 103: tierq.v1.BrowseResponse
+	(*LookupPublishRequest)(nil),       // 104: tierq.v1.LookupPublishRequest
+	(*LookupPublishResponse)(nil),      // 105: tierq.v1.LookupPublishResponse
 }
 var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	0,   // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
@@ -8103,134 +8938,143 @@ var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	9,   // 7: tierq.v1.Partition.replicas:type_name -> tierq.v1.Replica
 	6,   // 8: tierq.v1.Queue.options:type_name -> tierq.v1.QueueOptions
 	10,  // 9: tierq.v1.Queue.partitions:type_name -> tierq.v1.Partition
-	24,  // 10: tierq.v1.Queue.groups:type_name -> tierq.v1.Group
+	27,  // 10: tierq.v1.Queue.groups:type_name -> tierq.v1.Group
 	11,  // 11: tierq.v1.ListQueuesResponse.queues:type_name -> tierq.v1.Queue
 	11,  // 12: tierq.v1.DescribeQueueResponse.queue:type_name -> tierq.v1.Queue
-	18,  // 13: tierq.v1.OutMessage.headers:type_name -> tierq.v1.Header
-	19,  // 14: tierq.v1.PublishRequest.messages:type_name -> tierq.v1.OutMessage
-	21,  // 15: tierq.v1.PublishResponse.results:type_name -> tierq.v1.PublishResult
-	23,  // 16: tierq.v1.Group.config:type_name -> tierq.v1.GroupConfig
-	23,  // 17: tierq.v1.CreateGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	25,  // 18: tierq.v1.CreateGroupRequest.start:type_name -> tierq.v1.Start
-	24,  // 19: tierq.v1.CreateGroupResponse.group:type_name -> tierq.v1.Group
-	24,  // 20: tierq.v1.ListGroupsResponse.groups:type_name -> tierq.v1.Group
-	25,  // 21: tierq.v1.ResetGroupRequest.start:type_name -> tierq.v1.Start
-	24,  // 22: tierq.v1.ResetGroupResponse.group:type_name -> tierq.v1.Group
-	24,  // 23: tierq.v1.MoveGroupResponse.group:type_name -> tierq.v1.Group
-	18,  // 24: tierq.v1.Message.headers:type_name -> tierq.v1.Header
-	37,  // 25: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
-	0,   // 26: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
-	44,  // 27: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
-	22,  // 28: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
-	5,   // 29: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
-	47,  // 30: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
-	48,  // 31: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
-	37,  // 32: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
-	44,  // 33: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
-	50,  // 34: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
-	51,  // 35: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
-	52,  // 36: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
-	18,  // 37: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
-	54,  // 38: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
-	61,  // 39: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
-	65,  // 40: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
-	6,   // 41: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
-	11,  // 42: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 43: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 44: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
-	23,  // 45: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	24,  // 46: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
-	24,  // 47: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
-	24,  // 48: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
-	84,  // 49: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
-	85,  // 50: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
-	18,  // 51: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
-	89,  // 52: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
-	90,  // 53: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
-	89,  // 54: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
-	18,  // 55: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
-	97,  // 56: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
-	7,   // 57: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
-	12,  // 58: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
-	14,  // 59: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
-	16,  // 60: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
-	20,  // 61: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
-	26,  // 62: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
-	28,  // 63: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
-	30,  // 64: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
-	32,  // 65: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
-	34,  // 66: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
-	36,  // 67: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
-	39,  // 68: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
-	40,  // 69: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
-	41,  // 70: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
-	42,  // 71: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
-	43,  // 72: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
-	55,  // 73: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
-	57,  // 74: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
-	59,  // 75: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
-	20,  // 76: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
-	49,  // 77: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
-	62,  // 78: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
-	64,  // 79: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
-	67,  // 80: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
-	69,  // 81: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
-	71,  // 82: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
-	73,  // 83: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
-	75,  // 84: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
-	77,  // 85: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
-	79,  // 86: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
-	81,  // 87: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
-	83,  // 88: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
-	87,  // 89: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
-	91,  // 90: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
-	93,  // 91: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
-	94,  // 92: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
-	96,  // 93: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
-	99,  // 94: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
-	8,   // 95: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
-	13,  // 96: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
-	15,  // 97: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
-	17,  // 98: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
-	22,  // 99: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
-	27,  // 100: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
-	29,  // 101: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
-	31,  // 102: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
-	33,  // 103: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
-	35,  // 104: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
-	38,  // 105: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
-	45,  // 106: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
-	45,  // 107: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
-	45,  // 108: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
-	45,  // 109: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
-	45,  // 110: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
-	56,  // 111: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
-	58,  // 112: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
-	60,  // 113: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
-	46,  // 114: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
-	53,  // 115: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
-	63,  // 116: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
-	66,  // 117: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
-	68,  // 118: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
-	70,  // 119: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
-	72,  // 120: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
-	74,  // 121: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
-	76,  // 122: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
-	78,  // 123: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
-	80,  // 124: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
-	82,  // 125: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
-	86,  // 126: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
-	88,  // 127: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
-	92,  // 128: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
-	95,  // 129: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	95,  // 130: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	98,  // 131: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
-	100, // 132: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
-	95,  // [95:133] is the sub-list for method output_type
-	57,  // [57:95] is the sub-list for method input_type
-	57,  // [57:57] is the sub-list for extension type_name
-	57,  // [57:57] is the sub-list for extension extendee
-	0,   // [0:57] is the sub-list for field type_name
+	1,   // 13: tierq.v1.LocateQueueResponse.ordering:type_name -> tierq.v1.Ordering
+	10,  // 14: tierq.v1.LocateQueueResponse.partitions:type_name -> tierq.v1.Partition
+	20,  // 15: tierq.v1.OutMessage.headers:type_name -> tierq.v1.Header
+	21,  // 16: tierq.v1.PublishRequest.messages:type_name -> tierq.v1.OutMessage
+	23,  // 17: tierq.v1.PublishResponse.results:type_name -> tierq.v1.PublishResult
+	24,  // 18: tierq.v1.PublishResponse.parts:type_name -> tierq.v1.PublishedPart
+	26,  // 19: tierq.v1.Group.config:type_name -> tierq.v1.GroupConfig
+	27,  // 20: tierq.v1.Group.partitions:type_name -> tierq.v1.Group
+	26,  // 21: tierq.v1.CreateGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	28,  // 22: tierq.v1.CreateGroupRequest.start:type_name -> tierq.v1.Start
+	27,  // 23: tierq.v1.CreateGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 24: tierq.v1.ListGroupsResponse.groups:type_name -> tierq.v1.Group
+	28,  // 25: tierq.v1.ResetGroupRequest.start:type_name -> tierq.v1.Start
+	27,  // 26: tierq.v1.ResetGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 27: tierq.v1.MoveGroupResponse.group:type_name -> tierq.v1.Group
+	20,  // 28: tierq.v1.Message.headers:type_name -> tierq.v1.Header
+	40,  // 29: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
+	41,  // 30: tierq.v1.ReceiveResponse.elsewhere:type_name -> tierq.v1.PartitionHome
+	0,   // 31: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
+	48,  // 32: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
+	25,  // 33: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
+	5,   // 34: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
+	51,  // 35: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
+	52,  // 36: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
+	53,  // 37: tierq.v1.ConsumeRequest.window:type_name -> tierq.v1.ConsumeWindow
+	40,  // 38: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
+	48,  // 39: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
+	55,  // 40: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
+	56,  // 41: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
+	57,  // 42: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
+	20,  // 43: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
+	59,  // 44: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
+	66,  // 45: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
+	70,  // 46: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
+	6,   // 47: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
+	11,  // 48: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 49: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 50: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
+	26,  // 51: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	27,  // 52: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 53: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 54: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
+	89,  // 55: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
+	90,  // 56: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
+	93,  // 57: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
+	20,  // 58: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
+	94,  // 59: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
+	95,  // 60: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
+	94,  // 61: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
+	20,  // 62: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
+	102, // 63: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
+	7,   // 64: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
+	12,  // 65: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
+	14,  // 66: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
+	18,  // 67: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
+	16,  // 68: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
+	22,  // 69: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
+	29,  // 70: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
+	31,  // 71: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
+	33,  // 72: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
+	35,  // 73: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
+	37,  // 74: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
+	39,  // 75: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
+	43,  // 76: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
+	44,  // 77: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
+	45,  // 78: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
+	46,  // 79: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
+	47,  // 80: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
+	60,  // 81: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
+	62,  // 82: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
+	64,  // 83: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
+	22,  // 84: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
+	54,  // 85: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
+	67,  // 86: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
+	69,  // 87: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
+	72,  // 88: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
+	74,  // 89: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
+	76,  // 90: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
+	78,  // 91: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
+	80,  // 92: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
+	82,  // 93: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
+	84,  // 94: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
+	86,  // 95: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
+	88,  // 96: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
+	92,  // 97: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
+	96,  // 98: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
+	98,  // 99: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
+	99,  // 100: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
+	101, // 101: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
+	104, // 102: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
+	8,   // 103: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
+	13,  // 104: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
+	15,  // 105: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
+	19,  // 106: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
+	17,  // 107: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
+	25,  // 108: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
+	30,  // 109: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
+	32,  // 110: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
+	34,  // 111: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
+	36,  // 112: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
+	38,  // 113: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
+	42,  // 114: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
+	49,  // 115: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
+	49,  // 116: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
+	49,  // 117: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
+	49,  // 118: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
+	49,  // 119: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
+	61,  // 120: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
+	63,  // 121: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
+	65,  // 122: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
+	50,  // 123: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
+	58,  // 124: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
+	68,  // 125: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
+	71,  // 126: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
+	73,  // 127: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
+	75,  // 128: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
+	77,  // 129: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
+	79,  // 130: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
+	81,  // 131: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
+	83,  // 132: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
+	85,  // 133: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
+	87,  // 134: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
+	91,  // 135: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
+	93,  // 136: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
+	97,  // 137: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
+	100, // 138: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	100, // 139: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	103, // 140: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
+	105, // 141: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
+	103, // [103:142] is the sub-list for method output_type
+	64,  // [64:103] is the sub-list for method input_type
+	64,  // [64:64] is the sub-list for extension type_name
+	64,  // [64:64] is the sub-list for extension extendee
+	0,   // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_tierq_proto_init() }
@@ -8238,33 +9082,57 @@ func file_tierq_v1_tierq_proto_init() {
 	if File_tierq_v1_tierq_proto != nil {
 		return
 	}
-	file_tierq_v1_tierq_proto_msgTypes[15].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[31].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[35].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[41].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[9].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[17].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[24].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[26].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[28].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[30].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[32].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[34].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[38].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[39].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[40].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[41].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[42].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[45].OneofWrappers = []any{
 		(*PublishStreamResponse_Published)(nil),
 		(*PublishStreamResponse_Refused)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[42].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[43].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[44].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[46].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[47].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[49].OneofWrappers = []any{
 		(*ConsumeRequest_Start)(nil),
 		(*ConsumeRequest_Settle)(nil),
 		(*ConsumeRequest_Drain)(nil),
+		(*ConsumeRequest_Window)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[48].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[53].OneofWrappers = []any{
 		(*ConsumeResponse_Started)(nil),
 		(*ConsumeResponse_Messages)(nil),
 		(*ConsumeResponse_Settled)(nil),
 	}
+	file_tierq_v1_tierq_proto_msgTypes[55].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[57].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[59].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[69].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[77].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[79].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[81].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[83].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[87].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[91].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[93].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[94].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[96].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[99].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_tierq_proto_rawDesc), len(file_tierq_v1_tierq_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   96,
+			NumMessages:   101,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

@@ -56,6 +56,9 @@ const (
 	// QueueServiceDeleteQueueProcedure is the fully-qualified name of the QueueService's DeleteQueue
 	// RPC.
 	QueueServiceDeleteQueueProcedure = "/tierq.v1.QueueService/DeleteQueue"
+	// QueueServiceLocateQueueProcedure is the fully-qualified name of the QueueService's LocateQueue
+	// RPC.
+	QueueServiceLocateQueueProcedure = "/tierq.v1.QueueService/LocateQueue"
 	// QueueServicePublishProcedure is the fully-qualified name of the QueueService's Publish RPC.
 	QueueServicePublishProcedure = "/tierq.v1.QueueService/Publish"
 	// GroupServiceCreateGroupProcedure is the fully-qualified name of the GroupService's CreateGroup
@@ -151,8 +154,11 @@ type QueueServiceClient interface {
 	ListQueues(context.Context, *connect.Request[v1.ListQueuesRequest]) (*connect.Response[v1.ListQueuesResponse], error)
 	DescribeQueue(context.Context, *connect.Request[v1.DescribeQueueRequest]) (*connect.Response[v1.DescribeQueueResponse], error)
 	DeleteQueue(context.Context, *connect.Request[v1.DeleteQueueRequest]) (*connect.Response[v1.DeleteQueueResponse], error)
+	// LocateQueue tells a queue's partitions and who leads them, as the host that is asked knows it now. Clients ask it to
+	// choose partitions and to go to the leaders.
+	LocateQueue(context.Context, *connect.Request[v1.LocateQueueRequest]) (*connect.Response[v1.LocateQueueResponse], error)
 	// Publish stores a batch. OK means fsynced on a quorum (G1). With a producer id the call may be repeated until it
-	// is answered: every seq is stored once (G2).
+	// is answered: every seq is stored once (G2). A queue of several partitions: see PublishRequest.partition.
 	Publish(context.Context, *connect.Request[v1.PublishRequest]) (*connect.Response[v1.PublishResponse], error)
 }
 
@@ -191,6 +197,12 @@ func NewQueueServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(queueServiceMethods.ByName("DeleteQueue")),
 			connect.WithClientOptions(opts...),
 		),
+		locateQueue: connect.NewClient[v1.LocateQueueRequest, v1.LocateQueueResponse](
+			httpClient,
+			baseURL+QueueServiceLocateQueueProcedure,
+			connect.WithSchema(queueServiceMethods.ByName("LocateQueue")),
+			connect.WithClientOptions(opts...),
+		),
 		publish: connect.NewClient[v1.PublishRequest, v1.PublishResponse](
 			httpClient,
 			baseURL+QueueServicePublishProcedure,
@@ -206,6 +218,7 @@ type queueServiceClient struct {
 	listQueues    *connect.Client[v1.ListQueuesRequest, v1.ListQueuesResponse]
 	describeQueue *connect.Client[v1.DescribeQueueRequest, v1.DescribeQueueResponse]
 	deleteQueue   *connect.Client[v1.DeleteQueueRequest, v1.DeleteQueueResponse]
+	locateQueue   *connect.Client[v1.LocateQueueRequest, v1.LocateQueueResponse]
 	publish       *connect.Client[v1.PublishRequest, v1.PublishResponse]
 }
 
@@ -229,6 +242,11 @@ func (c *queueServiceClient) DeleteQueue(ctx context.Context, req *connect.Reque
 	return c.deleteQueue.CallUnary(ctx, req)
 }
 
+// LocateQueue calls tierq.v1.QueueService.LocateQueue.
+func (c *queueServiceClient) LocateQueue(ctx context.Context, req *connect.Request[v1.LocateQueueRequest]) (*connect.Response[v1.LocateQueueResponse], error) {
+	return c.locateQueue.CallUnary(ctx, req)
+}
+
 // Publish calls tierq.v1.QueueService.Publish.
 func (c *queueServiceClient) Publish(ctx context.Context, req *connect.Request[v1.PublishRequest]) (*connect.Response[v1.PublishResponse], error) {
 	return c.publish.CallUnary(ctx, req)
@@ -240,8 +258,11 @@ type QueueServiceHandler interface {
 	ListQueues(context.Context, *connect.Request[v1.ListQueuesRequest]) (*connect.Response[v1.ListQueuesResponse], error)
 	DescribeQueue(context.Context, *connect.Request[v1.DescribeQueueRequest]) (*connect.Response[v1.DescribeQueueResponse], error)
 	DeleteQueue(context.Context, *connect.Request[v1.DeleteQueueRequest]) (*connect.Response[v1.DeleteQueueResponse], error)
+	// LocateQueue tells a queue's partitions and who leads them, as the host that is asked knows it now. Clients ask it to
+	// choose partitions and to go to the leaders.
+	LocateQueue(context.Context, *connect.Request[v1.LocateQueueRequest]) (*connect.Response[v1.LocateQueueResponse], error)
 	// Publish stores a batch. OK means fsynced on a quorum (G1). With a producer id the call may be repeated until it
-	// is answered: every seq is stored once (G2).
+	// is answered: every seq is stored once (G2). A queue of several partitions: see PublishRequest.partition.
 	Publish(context.Context, *connect.Request[v1.PublishRequest]) (*connect.Response[v1.PublishResponse], error)
 }
 
@@ -276,6 +297,12 @@ func NewQueueServiceHandler(svc QueueServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(queueServiceMethods.ByName("DeleteQueue")),
 		connect.WithHandlerOptions(opts...),
 	)
+	queueServiceLocateQueueHandler := connect.NewUnaryHandler(
+		QueueServiceLocateQueueProcedure,
+		svc.LocateQueue,
+		connect.WithSchema(queueServiceMethods.ByName("LocateQueue")),
+		connect.WithHandlerOptions(opts...),
+	)
 	queueServicePublishHandler := connect.NewUnaryHandler(
 		QueueServicePublishProcedure,
 		svc.Publish,
@@ -292,6 +319,8 @@ func NewQueueServiceHandler(svc QueueServiceHandler, opts ...connect.HandlerOpti
 			queueServiceDescribeQueueHandler.ServeHTTP(w, r)
 		case QueueServiceDeleteQueueProcedure:
 			queueServiceDeleteQueueHandler.ServeHTTP(w, r)
+		case QueueServiceLocateQueueProcedure:
+			queueServiceLocateQueueHandler.ServeHTTP(w, r)
 		case QueueServicePublishProcedure:
 			queueServicePublishHandler.ServeHTTP(w, r)
 		default:
@@ -317,6 +346,10 @@ func (UnimplementedQueueServiceHandler) DescribeQueue(context.Context, *connect.
 
 func (UnimplementedQueueServiceHandler) DeleteQueue(context.Context, *connect.Request[v1.DeleteQueueRequest]) (*connect.Response[v1.DeleteQueueResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.QueueService.DeleteQueue is not implemented"))
+}
+
+func (UnimplementedQueueServiceHandler) LocateQueue(context.Context, *connect.Request[v1.LocateQueueRequest]) (*connect.Response[v1.LocateQueueResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.QueueService.LocateQueue is not implemented"))
 }
 
 func (UnimplementedQueueServiceHandler) Publish(context.Context, *connect.Request[v1.PublishRequest]) (*connect.Response[v1.PublishResponse], error) {
