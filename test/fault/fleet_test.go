@@ -109,6 +109,9 @@ func (f *fleet) yaml(h *host) string {
 // clean ends the processes, and on failure prints the ends of their logs and keeps them.
 func (f *fleet) clean() {
 	for _, h := range f.hosts {
+		if f.t.Failed() && h.running() {
+			h.keepStacks()
+		}
 		h.kill()
 	}
 	for _, h := range f.hosts {
@@ -128,6 +131,21 @@ func (f *fleet) clean() {
 		return
 	}
 	_ = os.RemoveAll(f.dir)
+}
+
+// keepStacks writes what h's goroutines are doing beside its log.
+func (h *host) keepStacks() {
+	c := http.Client{Timeout: callTime}
+	res, err := c.Get("http://" + h.admin + "/debug/pprof/goroutine?debug=2")
+	if err != nil {
+		h.f.t.Logf("host %d does not show its stacks: %v", h.id, err)
+		return
+	}
+	defer res.Body.Close()
+	stacks, err := io.ReadAll(res.Body)
+	if err = errors.Join(err, os.WriteFile(h.log+".stacks", stacks, 0o600)); err != nil {
+		h.f.t.Logf("host %d's stacks are not kept: %v", h.id, err)
+	}
 }
 
 // start runs h's process. An end that the test did not ask for fails the test.
