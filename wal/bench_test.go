@@ -33,6 +33,10 @@ var (
 	tableProcs    = flag.Int("wal.procs", 8, "GOMAXPROCS during the table")
 	tableDir      = flag.String("wal.dir", "", "directory on the disk to measure; the temporary one if empty")
 	large         = flag.Bool("wal.large", false, "run the tests that take minutes")
+	ratiosFor     = flag.Duration("wal.ratios", 0, "time of the comparison of ratios; 0 skips it")
+	ratiosOf      = flag.String("wal.of", "own:48,own:1,tan:48,tan:1,stock-pebble:48,memory:48", "what to compare with the first: log:shards[:exec workers]")
+	ratiosWindow  = flag.Duration("wal.window", 500*time.Millisecond, "how long each log runs before it is the next one's turn")
+	ratiosQuiet   = flag.Float64("wal.quiet", 0.15, "share of the processors that others may take from a window that counts")
 	tableLone     = flag.Bool("wal.lone", true, "measure the latency of a lone proposal too")
 )
 
@@ -91,42 +95,71 @@ func syncs(regs []*prometheus.Registry) (n, seconds float64) {
 	return n, seconds
 }
 
-// measure runs three hosts in this process, each with its log of the given kind, and keeps inFlight
-// proposals going over the shards, which are led by chance, through their leaders' hosts.
-func measure(t testing.TB, kind Kind, workers, shards, bytes, inFlight int, d time.Duration) cell {
+// bench is three hosts in this process, each with its log of one kind, and what is measured on them.
+type bench struct {
+	*cluster
+	regs     []*prometheus.Registry
+	shards   int
+	perShard int // proposals in flight on each shard
+}
+
+// newBench starts the hosts, with their files under a new directory, and waits for leaders. The shards are led by chance.
+func newBench(t testing.TB, kind Kind, workers, shards, inFlight int) *bench {
 	dir, err := os.MkdirTemp(*tableDir, "walbench")
 	require.NoError(t, err)
-	defer func() { require.NoError(t, os.RemoveAll(dir)) }()
-	regs := []*prometheus.Registry{prometheus.NewRegistry(), prometheus.NewRegistry(), prometheus.NewRegistry()}
-	c := newCluster(t, dir, 3, func(i int) Options {
-		return Options{Kind: kind, ExecWorkers: uint64(workers), Registerer: regs[i]}
+	b := &bench{shards: shards, perShard: min(256, max(1, inFlight/shards))}
+	for range 3 {
+		b.regs = append(b.regs, prometheus.NewRegistry())
+	}
+	b.cluster = newCluster(t, dir, 3, func(i int) Options {
+		return Options{Kind: kind, ExecWorkers: uint64(workers), Registerer: b.regs[i]}
 	})
-	c.create = func(uint64, uint64) sm.IStateMachine { return nullSM{} }
-	for i := range c.hosts {
-		c.startBench(i)
+	b.create = func(uint64, uint64) sm.IStateMachine { return nullSM{} }
+	for i := range b.hosts {
+		b.startBench(i)
 		for s := 1; s <= shards; s++ {
-			members := map[uint64]dragonboat.Target{1: c.addrs[0], 2: c.addrs[1], 3: c.addrs[2]}
-			cfg := c.config(uint64(s), i)
-			cfg.ElectionRTT, cfg.HeartbeatRTT, cfg.SnapshotEntries, cfg.CompactionOverhead = 20, 2, 20000, 5000
-			require.NoError(t, c.hosts[i].StartReplica(members, false, c.create, cfg))
+			members := map[uint64]dragonboat.Target{1: b.addrs[0], 2: b.addrs[1], 3: b.addrs[2]}
+			cfg := b.config(uint64(s), i)
+			cfg.ElectionRTT, cfg.HeartbeatRTT, cfg.SnapshotEntries, cfg.CompactionOverhead = 60, 6, 20000, 5000
+			require.NoError(t, b.hosts[i].StartReplica(members, false, b.create, cfg))
 		}
 	}
-	defer func() {
-		for i := range c.hosts {
-			c.stop(i)
-		}
-	}()
-	leaders := make([]int, shards)
+	b.leaders()
+	return b
+}
+
+// close stops the hosts and removes their files.
+func (b *bench) close() {
+	for i := range b.hosts {
+		b.stop(i)
+	}
+	require.NoError(b.t, os.RemoveAll(b.dir))
+}
+
+// leaders returns the host that leads each shard.
+func (b *bench) leaders() []int {
+	leaders := make([]int, b.shards)
 	for s := range leaders {
-		leaders[s] = int(c.waitLeader(uint64(s+1), 0, 1, 2)) - 1
+		leaders[s] = int(b.waitLeader(uint64(s+1), 0, 1, 2)) - 1
 	}
-	perShard := min(256, max(1, inFlight/shards))
-	c.drive(leaders, perShard, bytes, d/4)
-	before, beforeSeconds := syncs(regs)
+	return leaders
+}
+
+// measure keeps inFlight proposals going over the shards, through their leaders' hosts.
+func measure(t testing.TB, kind Kind, workers, shards, bytes, inFlight int, d time.Duration) cell {
+	b := newBench(t, kind, workers, shards, inFlight)
+	defer b.close()
+	b.drive(bytes, d/4)
+	return b.cell(bytes, d)
+}
+
+// cell measures for d.
+func (b *bench) cell(bytes int, d time.Duration) cell {
+	before, beforeSeconds := syncs(b.regs)
 	cpu := cpuTime()
-	lat, failed := c.drive(leaders, perShard, bytes, d)
+	lat, failed := b.drive(bytes, d)
 	cpu = cpuTime() - cpu
-	after, afterSeconds := syncs(regs)
+	after, afterSeconds := syncs(b.regs)
 	sort.Slice(lat, func(i, j int) bool { return lat[i] < lat[j] })
 	res := cell{rate: float64(len(lat)) / d.Seconds(), failed: failed}
 	if len(lat) > 0 {
@@ -152,19 +185,21 @@ func (c *cluster) startBench(i int) {
 	c.hosts[i] = nh
 }
 
-// drive keeps perShard proposals going on each shard for d and returns their latencies.
-func (c *cluster) drive(leaders []int, perShard, bytes int, d time.Duration) ([]time.Duration, int64) {
+// drive keeps perShard proposals going on each shard for d, waits for the last ones, and returns their latencies. What it counts
+// behind the end of d makes up for what it misses while the first ones are under way.
+func (b *bench) drive(bytes int, d time.Duration) ([]time.Duration, int64) {
 	var failed atomic.Int64
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var all []time.Duration
+	leaders := b.leaders()
 	end := time.Now().Add(d)
 	for s, leader := range leaders {
-		for range perShard {
+		for range b.perShard {
 			wg.Add(1)
 			go func() {
 				defer wg.Done()
-				nh := c.hosts[leader]
+				nh := b.hosts[leader]
 				session, cmd := nh.GetNoOPSession(uint64(s+1)), make([]byte, bytes)
 				var lat []time.Duration
 				for {
@@ -231,4 +266,103 @@ func TestComparisonTable(t *testing.T) {
 			}
 		}
 	}
+}
+
+// machineTime is the processor time that everything on the machine has used, in steps of 10 ms for each processor.
+func machineTime(t testing.TB) time.Duration {
+	raw, err := os.ReadFile("/proc/stat")
+	require.NoError(t, err)
+	line, _, _ := strings.Cut(string(raw), "\n")
+	var ticks time.Duration
+	for i, f := range strings.Fields(line)[1:9] { // user nice system idle iowait irq softirq steal
+		if n, err := strconv.Atoi(f); i != 3 && i != 4 {
+			require.NoError(t, err)
+			ticks += time.Duration(n)
+		}
+	}
+	return ticks * 10 * time.Millisecond
+}
+
+// rival is one log in the comparison of ratios, with the windows that counted.
+type rival struct {
+	name  string
+	b     *bench
+	cells []cell
+	tried int
+}
+
+// newRival starts what spec, a part of -wal.of, says.
+func newRival(t testing.TB, spec string) *rival {
+	kind, numbers, _ := strings.Cut(spec, ":")
+	shards, workers, ok := strings.Cut(numbers, ":")
+	if !ok {
+		workers = "1"
+	}
+	return &rival{name: spec, b: newBench(t, Kind(kind), ints(t, workers)[0], ints(t, shards)[0], *tableInFlight)}
+}
+
+// window lets the rival run for one window, which counts if nobody else took much of the processors meanwhile.
+func (r *rival) window(bytes int) {
+	machine, own, start := machineTime(r.b.t), cpuTime(), time.Now()
+	c := r.b.cell(bytes, *ratiosWindow)
+	others := (machineTime(r.b.t) - machine) - (cpuTime() - own)
+	r.tried++
+	if float64(others) <= *ratiosQuiet*float64(runtime.NumCPU())*float64(time.Since(start)) {
+		r.cells = append(r.cells, c)
+	}
+}
+
+// median returns the median of f over the windows that counted.
+func (r *rival) median(f func(c *cell) float64) float64 {
+	var vs []float64
+	for i := range r.cells {
+		vs = append(vs, f(&r.cells[i]))
+	}
+	sort.Float64s(vs)
+	return vs[len(vs)/2]
+}
+
+// TestComparisonRatios has several logs run by turns, window by window, with their hosts all up, and prints the medians. On a
+// machine with other work, or a disk whose pace changes, it tells more than cells one after another.
+//
+//	go test ./wal -run TestComparisonRatios -wal.ratios 2m -wal.bytes 256 -timeout 10m
+func TestComparisonRatios(t *testing.T) {
+	if *ratiosFor == 0 {
+		t.Skip("needs -wal.ratios")
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(*tableProcs))
+	bytes := ints(t, *tableBytes)[0]
+	var rivals []*rival
+	for _, spec := range strings.Split(*ratiosOf, ",") {
+		r := newRival(t, spec)
+		defer r.b.close()
+		r.b.drive(bytes, time.Second)
+		rivals = append(rivals, r)
+	}
+	for end := time.Now().Add(*ratiosFor); time.Now().Before(end); {
+		for _, r := range rivals {
+			r.window(bytes)
+		}
+	}
+	fmt.Printf("GOMAXPROCS %d, windows of %s, %d in flight, %d bytes, three hosts in one process\n", *tableProcs, *ratiosWindow, *tableInFlight, bytes)
+	fmt.Printf("%-18s %8s %9s %6s %9s %9s %12s %9s %8s\n", "log", "windows", "props/s", "ratio", "p50", "p99", "props/fsync", "fsync", "cpu")
+	for _, r := range rivals {
+		r.print(rivals[0])
+	}
+}
+
+// print writes the rival's medians, and its rate as a share of base's.
+func (r *rival) print(base *rival) {
+	if len(r.cells) == 0 || len(base.cells) == 0 {
+		fmt.Printf("%-18s %4d/%3d\n", r.name, len(r.cells), r.tried)
+		return
+	}
+	rate := func(c *cell) float64 { return c.rate }
+	ms := func(f func(c *cell) time.Duration) string {
+		return fmt.Sprintf("%.2fms", 1e3*r.median(func(c *cell) float64 { return f(c).Seconds() }))
+	}
+	fmt.Printf("%-18s %4d/%3d %9.0f %6.2f %9s %9s %12.1f %9s %8s\n", r.name, len(r.cells), r.tried, r.median(rate), r.median(rate)/base.median(rate),
+		ms(func(c *cell) time.Duration { return c.p50 }), ms(func(c *cell) time.Duration { return c.p99 }),
+		r.median(func(c *cell) float64 { return c.perSync }), ms(func(c *cell) time.Duration { return c.sync }),
+		fmt.Sprintf("%.1fµs", 1e6*r.median(func(c *cell) float64 { return c.cpu.Seconds() })))
 }
