@@ -34,7 +34,7 @@ type Claimed struct {
 	Deliveries []Delivery
 	// Dead counts the messages that had no attempt left: they are dead letters.
 	Dead int
-	// Skipped counts those that were settled, or purged, in the same moment.
+	// Skipped counts those that were settled or purged in the same moment, or for which the claimer had no room any more.
 	Skipped int
 }
 
@@ -134,7 +134,7 @@ func (g *group) claimed(ctx context.Context, led *Ledger, ops []*op, results []I
 			out.Dead++
 		case res.Code == code.OK:
 			out.Deliveries = append(out.Deliveries, ops[i].got)
-		case res.Code == code.Skipped || res.Code == code.UnknownMessage:
+		case res.Code == code.Skipped || res.Code == code.UnknownMessage || res.Code == code.ConsumerLimit:
 			out.Skipped++
 		default:
 			failed = &results[i]
@@ -267,6 +267,11 @@ func (l *Ledger) claimed(o *op, r queue.ExpireResult, now time.Duration, stamp q
 	e.forget()
 	if len(o.refs) == 0 {
 		l.requeue(e, 0)
+		return nil
+	}
+	if l.claimRoom(o.claim.consumer) == 0 { // it has received meanwhile
+		l.requeue(e, 0)
+		resolveAll(o.refs, plain(code.ConsumerLimit))
 		return nil
 	}
 	m, ok, err := l.load(e, stamp)

@@ -119,8 +119,6 @@ func (w *ledgerWorld) look(p *pending) {
 	done, _ := w.state.Finished(worldGroup, a)
 	switch {
 	case p.kind == "claim" && res.Code == code.OK && !res.Dead:
-		require.NotNil(w.t, w.holder[a], "%s: claimed from nobody", a)
-		require.Less(w.t, w.holder[a].Attempt, p.op.got.Attempt)
 		w.checkDelivery(&p.op.got)
 	case p.kind == "claim":
 		if res.Dead {
@@ -217,7 +215,8 @@ func (w *ledgerWorld) claim(consumer string, minIdle time.Duration) {
 	for _, e := range idle {
 		require.GreaterOrEqual(w.t, w.now-e.touched, minIdle)
 		o := w.led.claim(e, &take{lease: time.Second, consumer: consumer}, w.now)
-		p := &pending{c: newCall(1), d: *w.holder[e.address], kind: "claim", op: o}
+		p := &pending{c: newCall(1), kind: "claim", op: o}
+		p.d.Message.Address = e.address
 		o.join(ref{p.c, 0})
 		w.calls = append(w.calls, p)
 	}
@@ -401,7 +400,7 @@ func (w *ledgerWorld) move() {
 	}
 	w.restart()
 	for a, d := range held {
-		if live[a] {
+		if done, _ := w.state.Finished(worldGroup, a); live[a] && !done { // a purge is not told to the ledger
 			require.NotNil(w.t, w.holder[a], "%s: its lease was lost by a planned move", a)
 			require.Equal(w.t, d.lease, w.led.tracked[a].lease)
 		}
