@@ -2,7 +2,9 @@ package home
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -256,4 +258,125 @@ func TestReset(t *testing.T) {
 		require.Len(t, got.ds, 1)
 		require.Equal(t, []code.Code{code.StaleOwner}, ack(t, k, old.Receipt))
 	})
+}
+
+// mover is a group that is moved back and forth while consumers work on it.
+type mover struct {
+	t       *testing.T
+	keepers []*Keeper
+	mu      sync.Mutex
+	out     map[int]int // deliveries by message
+	acked   int
+}
+
+// Planned moves under load redeliver nothing: every message is delivered once, and every ack succeeds, at one home or
+// the other, whenever it comes.
+func TestMovesUnderLoadRedeliverNothing(t *testing.T) {
+	for seed := range uint64(4) {
+		two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+			t.Logf("seed %d", seed)
+			const messages, consumers = 400, 8
+			r.create("g", r.replicas[0], queue.GroupConfig{LeaseMs: 20_000})
+			r.setDelay(3 * time.Millisecond)
+			m := &mover{t: t, keepers: []*Keeper{ka, kb}, out: map[int]int{}}
+			stop := make(chan struct{})
+			var working sync.WaitGroup
+			for n := range uint64(consumers) {
+				rng := rand.New(rand.NewPCG(seed, n))
+				working.Go(func() { m.consume(stop, rng) })
+			}
+			rng := rand.New(rand.NewPCG(seed, 100))
+			for sent, at := 0, 0; sent < messages; {
+				n := 1 + rng.IntN(20)
+				r.send(n)
+				sent += n
+				pass(time.Duration(rng.IntN(300)) * time.Millisecond)
+				if rng.IntN(2) == 0 {
+					begun := r.boot()
+					require.NoError(t, m.keepers[at].Move(within(10*time.Second), "g", queue.ReplicaID(2-at)))
+					require.Less(t, r.boot()-begun, 50*time.Millisecond)
+					at = 1 - at
+				}
+			}
+			begun := r.boot()
+			for m.left(r) {
+				require.Less(t, r.boot()-begun, time.Minute)
+				pass(100 * time.Millisecond)
+			}
+			close(stop)
+			working.Wait()
+			for body, n := range m.out {
+				require.Equal(t, 1, n, "message %d was delivered %d times", body, n)
+			}
+			require.Equal(t, len(m.out), m.acked)
+		})
+	}
+}
+
+func (m *mover) left(r *fakeRaft) bool {
+	left, _, _ := r.replicas[0].state.Deliverables(1, 0, 1, true)
+	return len(left) > 0
+}
+
+func (m *mover) consume(stop <-chan struct{}, rng *rand.Rand) {
+	for at := 0; ; {
+		select {
+		case <-stop:
+			return
+		default:
+		}
+		ds, err := m.keepers[at].Receive(within(time.Minute), "g", ReceiveRequest{Max: 1 + rng.IntN(5), Wait: time.Second})
+		if err != nil {
+			at = 1 - at
+			pass(time.Millisecond)
+			continue
+		}
+		for _, d := range ds {
+			m.mu.Lock()
+			m.out[bodies([]Delivery{d})[0]]++
+			m.mu.Unlock()
+		}
+		pass(time.Duration(rng.IntN(2500)) * time.Millisecond)
+		if rng.IntN(3) == 0 {
+			at = m.follow(at, ds, func(k *Keeper, rs []string) ([]ItemResult, error) {
+				items := make([]ExtendItem, len(rs))
+				for i, r := range rs {
+					items[i] = ExtendItem{Receipt: r, Lease: 20 * time.Second}
+				}
+				return k.Extend(within(time.Minute), "g", items)
+			})
+		}
+		at = m.follow(at, ds, func(k *Keeper, rs []string) ([]ItemResult, error) { return k.Ack(within(time.Minute), "g", rs) })
+		m.mu.Lock()
+		m.acked += len(ds)
+		m.mu.Unlock()
+	}
+}
+
+// follow settles at the home, wherever that is.
+func (m *mover) follow(at int, ds []Delivery, do func(*Keeper, []string) ([]ItemResult, error)) int {
+	for len(ds) > 0 {
+		items, err := do(m.keepers[at], receipts(ds...))
+		if err != nil {
+			if codeOf(err, 0) != code.NotOwner {
+				m.t.Errorf("settle: %v", err)
+				return at
+			}
+			at = 1 - at
+			pass(time.Millisecond)
+			continue
+		}
+		var rest []Delivery
+		for i, it := range items {
+			switch it.Code {
+			case code.OK:
+			case code.NotOwner:
+				rest = append(rest, ds[i])
+			default:
+				m.t.Errorf("%s: %v", ds[i].Message.Address, it.Code)
+			}
+		}
+		ds = rest
+	}
+	return at
 }
