@@ -2,9 +2,11 @@ package wal
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"math/rand"
+	"slices"
 	"testing"
 
 	"github.com/lni/dragonboat/v4/raftpb"
@@ -100,7 +102,22 @@ func decodeAnything(t *testing.T, typ byte, body []byte) {
 	r := record{typ: recordType(typ), body: body, size: len(body)}
 	_ = describe(&r)
 	_, _ = recordItems(&r, 0)
-	_, _ = decodeFooter(body)
+	if items, err := decodeFooter(body); err == nil {
+		again := binary.AppendUvarint(nil, uint64(len(items)))
+		for _, it := range items {
+			again = it.append(again)
+		}
+		back, err := decodeFooter(again)
+		require.NoError(t, err)
+		require.Equal(t, items, back)
+	}
+	if seqs, err := decodeSeqs(body); err == nil {
+		again, err := decodeSeqs(appendSeqs(nil, seqs))
+		require.NoError(t, err)
+		require.Equal(t, seqs, again)
+		require.True(t, slices.IsSorted(seqs))
+	}
+	_, _ = decodeSegmentTrailer(body, segmentHeader{seq: 7})
 	_, _ = decodeSegmentHeader(body)
 	_, _ = parseRecord(body, 1, 2)
 	var ents []raftpb.Entry
