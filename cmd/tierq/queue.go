@@ -53,6 +53,7 @@ func queueCreate(a *app) *cobra.Command {
 		},
 	}
 	f := c.Flags()
+	f.Uint32Var(&req.Partitions, "partitions", 0, "partitions, 1 to 64: each has its own leader, order holds within each (default 1)")
 	f.Uint32Var(&req.Replicas, "replicas", 0, "full replicas: 2 with one witness, 3, or 5 (default: what the fleet can hold)")
 	f.Uint32Var(&req.Witnesses, "witnesses", 0, "witness replicas")
 	f.StringVar(&ordering, "ordering", "none", "none, or key: one message of a key at a time, in order")

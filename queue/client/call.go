@@ -202,7 +202,7 @@ func (t *tries) outOfTime(ctx context.Context) error {
 		return code.Maybe(code.QuorumLost, errors.Join(cause, t.last), "the time ran out and the outcome is unknown; the last try said: %s", t.last.Error())
 	}
 	if t.last == nil && t.c.router.allFailed() {
-		return &code.Error{Code: code.Unavailable, Effect: code.EffectNone, Text: "no host answers at " + t.c.router.list() + ": check the addresses and that the hosts run", Cause: cause}
+		return t.c.noHostAnswers(cause)
 	}
 	if t.last == nil {
 		return &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Cause: cause}
@@ -210,6 +210,10 @@ func (t *tries) outOfTime(ctx context.Context) error {
 	e := *t.last
 	e.Cause = errors.Join(cause, e.Cause)
 	return &e
+}
+
+func (c *Client) noHostAnswers(cause error) *code.Error {
+	return &code.Error{Code: code.Unavailable, Effect: code.EffectNone, Text: "no host answers at " + c.router.list() + ": check the addresses and that the hosts run", Cause: cause}
 }
 
 // try does one try at one host and tells its link how it went.

@@ -37,10 +37,15 @@ type Client struct {
 	refresh chan struct{}
 	buffer  *buffer
 
+	openMu sync.Mutex // below every other lock
+	open   map[*publish]struct{}
+
 	mu      sync.Mutex
+	placers map[string]*placer
 	stubs   map[string]*apis
 	streams map[streamKey]*stream
-	closing bool
+	closing bool // no new publish
+	ended   bool // no new stream
 	fleetID string
 }
 
@@ -56,6 +61,8 @@ func New(o Options) (*Client, error) {
 		refresh: make(chan struct{}, 1),
 		stubs:   map[string]*apis{},
 		streams: map[streamKey]*stream{},
+		placers: map[string]*placer{},
+		open:    map[*publish]struct{}{},
 		buffer:  newBuffer(o.MaxBufferedMessages, o.MaxBufferedBytes),
 	}
 	c.router = newRouter(o.Addrs, o.Clock, c.reconnectPause, func() time.Duration { return c.jitter(o.RetryCap, o.RetryCap, 0) })

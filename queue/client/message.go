@@ -36,7 +36,8 @@ type Header struct {
 // Published is the answer to one message.
 type Published struct {
 	// Address is the message's id in its partition; 0 if Err is set.
-	Address uint64
+	Address   uint64
+	Partition uint32
 	// Seq is the number that this client's producer gave it; 0 if it was never sent.
 	Seq uint64
 	// Duplicate says that it had been stored before, by an earlier try or under the same dedup id: Address is the first one.
@@ -56,7 +57,9 @@ type Published struct {
 
 // Delivery is one message handed to a consumer, leased to it until the lease ends.
 type Delivery struct {
+	// Address is the message's id in its partition.
 	Address   uint64
+	Partition uint32
 	Receipt   string
 	Body      []byte
 	Headers   []Header
@@ -135,7 +138,7 @@ func headersOf(hs []*tierqv1.Header) []Header {
 
 func deliveryOf(m *tierqv1.Message) *Delivery {
 	d := &Delivery{
-		Address: m.Address, Receipt: m.Receipt, Body: m.Body, Headers: headersOf(m.Headers), Key: m.Key,
+		Address: m.Address, Partition: m.Partition, Receipt: m.Receipt, Body: m.Body, Headers: headersOf(m.Headers), Key: m.Key,
 		Attempt: m.Attempt, Published: time.UnixMilli(int64(m.PublishedUnixMs)),
 		Lease: time.Duration(m.LeaseMs) * time.Millisecond, Producer: m.ProducerId, Seq: m.Seq, LastFailure: m.LastFailure, Round: m.Round,
 	}

@@ -3,6 +3,9 @@ package client
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
@@ -11,8 +14,9 @@ import (
 
 // PublishOptions are conditions on one publish.
 type PublishOptions struct {
-	// Partition defaults to 0, the only one of most queues.
-	Partition uint32
+	// Partition puts all messages into one partition; nil lets the client choose: by key, else by dedup id, else all of them
+	// into the next one.
+	Partition *uint32
 	// Atomic stores all messages or none. They must fit one request.
 	Atomic bool
 	// ExpectedLastAddress, if set, refuses the publish unless the partition's last address is this.
@@ -22,7 +26,8 @@ type PublishOptions struct {
 // Publish stores msgs in queue, in order, and waits until every one is answered or ctx ends. The results are in msgs'
 // order. The error is the first message's that has one: EffectNone, it was not stored; EffectMaybe, it may have been.
 // It waits for room in the buffer, unless FailWhenFull is set. The same seqs are used in all tries of one Publish, so a
-// message is stored once whatever is retried; a second Publish of the same message is a second message.
+// message is stored once whatever is retried; a second Publish of the same message is a second message. In a queue of
+// several partitions order holds within each; messages of one key meet in one.
 func (c *Client) Publish(ctx context.Context, queue string, msgs ...Message) ([]Published, error) {
 	return c.PublishWith(ctx, queue, PublishOptions{}, msgs...)
 }
@@ -39,7 +44,7 @@ func (c *Client) PublishWith(ctx context.Context, queue string, o PublishOptions
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-		p.stream.abandon(p, ctx.Err())
+		p.abandon(ctx.Err())
 	}
 	return p.outcome()
 }
@@ -88,33 +93,36 @@ func (c *Client) flush(ctx context.Context) error {
 }
 
 func (c *Client) openPublishes() []*publish {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var all []*publish
-	for _, s := range c.streams {
-		all = append(all, s.open()...)
+	c.openMu.Lock()
+	defer c.openMu.Unlock()
+	all := make([]*publish, 0, len(c.open))
+	for p := range c.open {
+		all = append(all, p)
 	}
 	return all
 }
 
-// publish is one call of Publish or PublishAsync: its messages may travel in several requests.
+// publish is one call of Publish or PublishAsync: its messages may travel in several requests, to several partitions.
 type publish struct {
+	c        *Client
 	opts     PublishOptions
 	deadline time.Time
 	began    time.Time // when its room in the buffer was taken
 	messages int       // as taken from the buffer
 	bytes    int64
-	stream   *stream
+	placer   *placer
+	streams  []*stream // guarded by the placer's mu; nil until it is placed
 
-	done chan struct{} // closed when left is 0, after which results do not change
-	// Guarded by the stream's mu until done is closed.
-	results   []Published
-	left      int
-	abandoned bool
+	abandoned atomic.Bool
+	done      chan struct{} // closed when left is 0, after which results do not change
+
+	mu      sync.Mutex // below the streams' locks
+	results []Published
+	left    int
 }
 
 func (c *Client) newPublish(ctx context.Context, o PublishOptions, msgs []Message) *publish {
-	p := &publish{opts: o, results: make([]Published, len(msgs)), left: len(msgs), done: make(chan struct{})}
+	p := &publish{c: c, opts: o, results: make([]Published, len(msgs)), left: len(msgs), done: make(chan struct{})}
 	var bytes int64
 	for i := range msgs {
 		bytes += int64(msgs[i].size())
@@ -144,8 +152,8 @@ func (c *Client) enqueue(ctx context.Context, queue string, p *publish, msgs []M
 			return e
 		}
 	}
-	s := c.streamOf(streamKey{queue, p.opts.Partition})
-	if s == nil {
+	l := c.placerOf(queue)
+	if l == nil {
 		return errClosed()
 	}
 	wait, cancel := context.WithDeadline(ctx, p.deadline)
@@ -158,9 +166,60 @@ func (c *Client) enqueue(ctx context.Context, queue string, p *publish, msgs []M
 		}
 		return e
 	}
-	p.stream, p.began = s, time.Now()
-	s.add(p, msgs)
+	p.placer, p.began = l, time.Now()
+	c.openMu.Lock()
+	c.open[p] = struct{}{}
+	c.openMu.Unlock()
+	l.add(p, msgs)
 	return nil
+}
+
+// resolve answers one message; the first answer stands.
+func (p *publish) resolve(i int, r Published) {
+	r.Elapsed = time.Since(p.began)
+	p.mu.Lock()
+	p.results[i] = r
+	p.left--
+	through := p.left == 0
+	p.mu.Unlock()
+	if !through {
+		return
+	}
+	p.c.openMu.Lock()
+	delete(p.c.open, p)
+	p.c.openMu.Unlock()
+	p.c.buffer.release(p.messages, p.bytes)
+	close(p.done)
+}
+
+// failAll answers every message of a publish that no stream has.
+func (p *publish) failAll(e *code.Error) {
+	for i := range p.results {
+		p.resolve(i, Published{Err: e})
+	}
+}
+
+// abandon gives p up because its caller's context ended: what was not sent is answered, what only such callers wait for
+// is no longer tried, and the rest stays unknown.
+func (p *publish) abandon(cause error) {
+	p.abandoned.Store(true)
+	if p.placer.abandon(p, unsent(cause)) {
+		return
+	}
+	p.placer.mu.Lock()
+	streams := p.streams
+	p.placer.mu.Unlock()
+	all := true
+	for _, s := range streams {
+		all = s.abandon(p, cause) && all
+	}
+	if all {
+		<-p.done // its requests were cut off, and end now
+	}
+}
+
+func unsent(cause error) *code.Error {
+	return &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Text: "the caller's time ran out before the message was sent", Cause: cause}
 }
 
 // refuseAll answers every message with e; for a publish that no stream has seen.
@@ -177,9 +236,23 @@ func (p *publish) outcome() ([]Published, error) {
 	select {
 	case <-p.done:
 	default:
-		return p.stream.partial(p)
+		return p.partial()
 	}
 	return p.results, firstError(p.results)
+}
+
+// partial copies what is known of p, which is not through.
+func (p *publish) partial() ([]Published, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	rs := slices.Clone(p.results)
+	unanswered := code.Maybe(code.QuorumLost, nil, "the caller's time ran out before the answer: the outcome is unknown")
+	for i := range rs {
+		if rs[i].Err == nil && rs[i].Address == 0 {
+			rs[i].Err = unanswered
+		}
+	}
+	return rs, firstError(rs)
 }
 
 func firstError(rs []Published) error {

@@ -35,16 +35,15 @@ type stream struct {
 	c   *Client
 	key streamKey
 
-	mu        sync.Mutex
-	pending   []*item // in publish order; in line also what goes back, with its seq
-	batches   map[*batch]struct{}
-	publishes map[*publish]struct{}
-	nextSeq   uint64
-	epoch     uint64
-	inLine    bool
-	stored    uint64 // in line: the greatest seq known to be stored
-	lostLine  bool   // in line: a seq that may be stored was given up on
-	holding   int    // batches that are being retried
+	mu       sync.Mutex
+	pending  []*item // in publish order; in line also what goes back, with its seq
+	batches  map[*batch]struct{}
+	nextSeq  uint64
+	epoch    uint64
+	inLine   bool
+	stored   uint64 // in line: the greatest seq known to be stored
+	lostLine bool   // in line: a seq that may be stored was given up on
+	holding  int    // batches that are being retried
 	// registered counts the new sequences begun since a message was last stored.
 	registered int
 	expiry     *time.Timer // answers pending messages whose time ran out
@@ -68,22 +67,30 @@ type batch struct {
 func (c *Client) streamOf(k streamKey) *stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closing {
+	if c.ended {
 		return nil
 	}
 	s := c.streams[k]
 	if s == nil {
 		s = &stream{
 			c: c, key: k, nextSeq: 1, epoch: c.opts.ProducerEpoch, inLine: !c.opts.Unordered,
-			batches: map[*batch]struct{}{}, publishes: map[*publish]struct{}{},
+			batches: map[*batch]struct{}{},
 		}
 		c.streams[k] = s
 	}
 	return s
 }
 
+// knownStream is streamOf without making one.
+func (c *Client) knownStream(k streamKey) *stream {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.streams[k]
+}
+
 func (c *Client) failStreams() {
 	c.mu.Lock()
+	c.ended = true
 	streams := make([]*stream, 0, len(c.streams))
 	for _, s := range c.streams {
 		streams = append(streams, s)
@@ -105,25 +112,29 @@ func (s *stream) close() {
 	}
 }
 
-func (s *stream) open() []*publish {
+// filling says that messages wait for a request that has room for more.
+func (s *stream) filling() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*publish, 0, len(s.publishes))
-	for p := range s.publishes {
-		all = append(all, p)
-	}
-	return all
+	return len(s.pending) > 0 && len(s.pending) < s.c.opts.MaxBatchMessages
 }
 
-// add takes over p, whose buffer room has been acquired.
-func (s *stream) add(p *publish, msgs []Message) {
+// add takes over the messages of p at places, nil for all.
+func (s *stream) add(p *publish, msgs []Message, places []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.publishes[p] = struct{}{}
-	items := make([]item, len(msgs))
-	for i := range msgs {
-		items[i] = item{p: p, i: i, msg: msgs[i].wire(), size: msgs[i].size()}
-		s.pending = append(s.pending, &items[i])
+	n := len(places)
+	if places == nil {
+		n = len(msgs)
+	}
+	items := make([]item, n)
+	for j := range items {
+		i := j
+		if places != nil {
+			i = places[j]
+		}
+		items[j] = item{p: p, i: i, msg: msgs[i].wire(), size: msgs[i].size()}
+		s.pending = append(s.pending, &items[j])
 	}
 	if s.closed {
 		s.failLocked(s.pending, errClosed())
@@ -606,6 +617,9 @@ func (s *stream) failOneLocked(it *item, e *code.Error) {
 	if e.Effect == code.EffectMaybe {
 		s.lostLine = true
 	}
+	if e.Code == code.UnknownPartition || e.Code == code.WrongPartition || e.Code == code.UnknownQueue {
+		s.c.forgetPlaces(s.key.queue)
+	}
 	s.resolveLocked(it, Published{Seq: it.seq, Err: e})
 }
 
@@ -614,34 +628,19 @@ func (s *stream) resolveLocked(it *item, r Published) {
 		return
 	}
 	it.done = true
-	p := it.p
-	r.Elapsed = time.Since(p.began)
-	p.results[it.i] = r
-	if p.left--; p.left == 0 {
-		delete(s.publishes, p)
-		s.c.buffer.release(p.messages, p.bytes)
-		close(p.done)
-	}
+	r.Partition = s.key.partition
+	it.p.resolve(it.i, r)
 }
 
-// abandon gives p up because its caller's context ended: what was not sent is answered, what only such callers wait for
-// is no longer tried, and the rest stays unknown.
-func (s *stream) abandon(p *publish, cause error) {
-	if s.abandonInFlight(p, cause) {
-		<-p.done // its requests were cut off, and end now
-	}
-}
-
-// abandonInFlight reports whether every message of p that is left will be answered at once.
-func (s *stream) abandonInFlight(p *publish, cause error) bool {
+// abandon gives p's messages up and reports whether every one that is left here will be answered at once.
+func (s *stream) abandon(p *publish, cause error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p.abandoned = true
 	s.pending = slices.DeleteFunc(s.pending, func(it *item) bool {
 		if it.p != p {
 			return false
 		}
-		s.failOneLocked(it, &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Text: "the caller's time ran out before the message was sent", Cause: cause})
+		s.failOneLocked(it, unsent(cause))
 		return true
 	})
 	all := true
@@ -662,22 +661,8 @@ func (b *batch) waitingFor(p *publish) (mine, others bool) {
 	for _, it := range b.items {
 		if !it.done {
 			mine = mine || it.p == p
-			others = others || !it.p.abandoned
+			others = others || !it.p.abandoned.Load()
 		}
 	}
 	return mine, others
-}
-
-// partial copies what is known of p, which is not through.
-func (s *stream) partial(p *publish) ([]Published, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	rs := slices.Clone(p.results)
-	unanswered := code.Maybe(code.QuorumLost, nil, "the caller's time ran out before the answer: the outcome is unknown")
-	for i := range rs {
-		if rs[i].Err == nil && rs[i].Address == 0 {
-			rs[i].Err = unanswered
-		}
-	}
-	return rs, firstError(rs)
 }
