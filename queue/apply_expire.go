@@ -122,7 +122,6 @@ func (x *expirer) apply(c *ExpireEntry, e *entryState) bool {
 	case ExpireRelease:
 		e.retry.NotBefore = c.NotBefore
 		x.dropLease(c.Address, e)
-		x.event.Redrive = true
 	case ExpireClaim:
 		e.retry.Attempts++
 		x.claimed = true

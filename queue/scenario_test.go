@@ -247,6 +247,9 @@ func (s *scenario) expire(a args) queue.Command {
 		}
 		if e.Kind == queue.ExpireLease {
 			e.Lease = queue.LeaseName{Epoch: epoch, Number: l.num("lease")}
+			if l.has("issued") {
+				e.Lease.Epoch = queue.Epoch(l.num("issued"))
+			}
 		}
 		e.ExportState = map[string]queue.ExportState{"none": queue.ExportNone, "pending": queue.ExportPending, "exporting": queue.ExportExporting, "done": queue.ExportDone}[l.text("state")]
 		c.Entries = append(c.Entries, e)
