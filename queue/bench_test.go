@@ -71,3 +71,35 @@ func BenchmarkDeliverables(b *testing.B) {
 		require.Len(b, list, 64)
 	}
 }
+
+// BenchmarkAckAboveStuck acks, a little out of order, above messages that stay unfinished, as a group does that has
+// messages waiting for another try. The time per ack must not grow with what was acked since the last flush.
+func BenchmarkAckAboveStuck(b *testing.B) {
+	st, err := store.Open(b.TempDir(), store.Options{FS: vfs.Default})
+	require.NoError(b, err)
+	defer st.Close()
+	m := queuetest.Open(b, st, 1)
+	g := create(b, m, "g", queue.Start{})
+	apply := func(c queue.Command) {
+		cmd, err := queue.EncodeCommand(nil, c)
+		require.NoError(b, err)
+		_, err = m.Apply(m.Meta().Applied+1, cmd)
+		require.NoError(b, err)
+	}
+	const batch = 32
+	for n := 0; n < b.N+256; n += 512 {
+		p := queue.Publish{Messages: make([]queue.Message, 512)}
+		for i := range p.Messages {
+			p.Messages[i].Body = []byte("x")
+		}
+		apply(&queue.Enqueue{Stamp: t0, Publishes: []queue.Publish{p}})
+	}
+	b.ReportAllocs()
+	b.ResetTimer()
+	for at := queue.Address(129); at <= queue.Address(b.N)+128; at += 2 * batch {
+		for _, first := range []queue.Address{at + batch, at} { // the first 128 are stuck
+			apply(&queue.Ack{Stamp: t0, Group: g, Epoch: 1, Ranges: []queue.AddressRange{{First: first, Last: first + batch - 1}}})
+		}
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "msg/s")
+}

@@ -2,6 +2,7 @@ package queue
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/tierq/tierq/queue/store"
 )
@@ -24,7 +25,16 @@ func (s *QueueStateMachine) Check() (err error) {
 			return fmt.Errorf("group %d: %w", g.id, err)
 		}
 	}
+	if err := c.vanished(); err != nil {
+		return err
+	}
 	return c.mirrors()
+}
+
+func (c *checker) vanished() (err error) {
+	defer recoverFault(&err)
+	c.nearOf(c.gone)
+	return nil
 }
 
 type checker struct {
@@ -175,7 +185,32 @@ func (c *checker) groupOf(g *group) (err error) {
 		"counters %+v with %d unfinished, walked %+v with %d", g.c, g.unfinished(&c.meta), kept, open)
 	c.exportsOf(g, numbered)
 	c.lanesOf(g, finished)
+	c.nearOf(g.done)
 	return nil
+}
+
+// nearOf checks what a set has in memory against what it has stored.
+func (c *checker) nearOf(s *rangeSet) {
+	var stored [lanes][]laneRange
+	eachKey(c.snap, appendKey1(nil, kindDone, uint64(s.id)), appendKey1(nil, kindDone, uint64(s.id)+1), func(key, value []byte) {
+		last, err := decodeDone(value)
+		check(err)
+		stored[key[9]] = append(stored[key[9]], laneRange{Address(lastU64(key)), last})
+	})
+	for l := range lanes {
+		var top laneRange
+		rest := stored[l]
+		if n := len(rest); n > 0 {
+			rest, top = rest[:n-1], rest[n-1]
+		}
+		invariant(6, s.top[l] == top, "lane %d: the greatest range is %v, stored is %v", l, s.top[l], top)
+		n := &s.near[l]
+		for len(rest) > 0 && rest[0].first < n.from && len(rest) > len(n.list) {
+			rest = rest[1:]
+		}
+		invariant(6, slices.Equal(n.list, rest), "lane %d: near ranges from %s are %v, stored are %v", l, n.from, n.list, rest)
+		invariant(6, len(stored[l]) == 0 || stored[l][0].first >= s.low[l], "lane %d: range %v lies below %s", l, stored[l], s.low[l])
+	}
 }
 
 // exportsOf checks the index by export number against the numbered dead letters.

@@ -1,6 +1,8 @@
 package queue
 
 import (
+	"slices"
+
 	"github.com/tierq/tierq/queue/store"
 )
 
@@ -12,28 +14,32 @@ func (r laneRange) covers(a Address) bool { return r.last != 0 && r.first <= a &
 // rangeSet is a set of addresses as ranges of lanes, stored under done keys; set 0 is what exists no more, the
 // others are what a group has finished above its watermark.
 //
-// Only the greatest range of each lane is in memory, so memory does not grow with the number of holes. A set is
-// changed by one tx, on a copy (clone), and is immutable once that tx is committed.
+// Only the greatest range of each lane and at most maxNear below it are in memory, so memory does not grow with the
+// number of holes. A set is changed by one tx, on a copy (clone), and is immutable once that tx is committed.
 //
 // Invariants: (1) ranges of a lane are disjoint and at least one free position lies between two of them; (2) stored
-// is what the set holds, once flush has written the dirty tops.
+// is what the set holds, once flush has written the dirty tops; (3) near is what is stored, from its bound on.
 type rangeSet struct {
 	id    GroupID
 	top   [lanes]laneRange
 	dirty uint64 // lanes whose top is not yet written, a bit each
 	// low is a bound for searches: no range of the lane begins below it. It decides nothing. Without it a search that finds
 	// nothing walks over all that was deleted below since the last flush, which is whatever the group has finished.
-	low [lanes]Address
+	low  [lanes]Address
+	near [lanes]nearRanges
+	// owned tells the lanes whose list of near ranges is this copy's own, a bit each.
+	owned uint64
 	// writes counts changes of what is stored, so that a rangeCursor notices them.
 	writes uint64
 }
 
 func (s *rangeSet) clone() *rangeSet {
 	c := *s
+	c.owned = 0
 	return &c
 }
 
-// loadRangeSet finds the greatest range of each lane.
+// loadRangeSet finds the greatest ranges of each lane.
 func loadRangeSet(r store.Reader, id GroupID) *rangeSet {
 	s := &rangeSet{id: id}
 	it := openIter(r, appendKey1(nil, kindDone, uint64(id)), appendKey1(nil, kindDone, uint64(id)+1))
@@ -41,7 +47,16 @@ func loadRangeSet(r store.Reader, id GroupID) *rangeSet {
 	for ok := it.Last(); ok; {
 		lane := int(it.Key()[9])
 		s.top[lane] = rangeAt(it)
-		ok = it.SeekLT(appendDoneKey(nil, id, lane, 0))
+		n := s.own(lane)
+		for ok = it.Prev(); ok && int(it.Key()[9]) == lane; ok = it.Prev() {
+			if len(n.list) == maxNear {
+				n.from = n.list[len(n.list)-1].first
+				ok = it.SeekLT(appendDoneKey(nil, id, lane, 0))
+				break
+			}
+			n.list = append(n.list, rangeAt(it))
+		}
+		slices.Reverse(n.list)
 	}
 	check(it.Err())
 	return s
@@ -98,6 +113,14 @@ func (c *rangeCursor) covering(s *rangeSet, a Address) (laneRange, bool) {
 	if c.free[l].covers(a) {
 		return laneRange{}, false
 	}
+	switch r, found, known := s.nearBelow(l, a); {
+	case found && r.covers(a):
+		c.at[l] = r
+		return r, true
+	case known:
+		c.free[l] = laneRange{a, s.nearAbove(l, a) - lanes}
+		return laneRange{}, false
+	}
 	if c.it == nil {
 		c.it = openIter(c.r, appendKey1(nil, kindDone, uint64(s.id)), appendKey1(nil, kindDone, uint64(s.id)+1))
 	}
@@ -136,6 +159,7 @@ func (t *tx) addRange(s *rangeSet, add laneRange) {
 		top.last = add.last
 	case add.first > top.last:
 		t.flushTop(s, l)
+		s.keep(l, *top)
 		*top = add
 	default:
 		t.insertRange(s, l, add)
@@ -148,30 +172,50 @@ func (t *tx) addRange(s *rangeSet, add laneRange) {
 func (t *tx) insertRange(s *rangeSet, l int, add laneRange) {
 	s.writes++
 	if before, ok := t.rangeBelow(s, l, add.first); ok && before.last+lanes == add.first {
+		s.drop(l, before.first)
 		add.first = before.first // the same key is written again
 	}
 	next := add.last + lanes
-	switch top := &s.top[l]; {
-	case next == top.first:
+	if top := &s.top[l]; next == top.first {
 		t.deleteRange(s, l, top.first)
 		top.first = add.first
 		s.dirty |= 1 << l
 		return
-	default:
-		key := appendDoneKey(t.key[:0], s.id, l, next)
-		v, ok, err := t.r.Get(key)
-		check(err)
-		if ok {
-			add.last, err = decodeDone(v)
-			check(err)
-			t.b.Delete(key)
-		}
 	}
-	t.b.Set(appendDoneKey(t.key[:0], s.id, l, add.first), encodeDone(t.val[:0], add.last))
+	if after, ok := t.rangeFrom(s, l, next); ok {
+		add.last = after.last
+		t.deleteRange(s, l, next)
+	}
+	t.storeRange(s, l, add)
+}
+
+// storeRange writes a range that is not the lane's top, or will not be.
+func (t *tx) storeRange(s *rangeSet, l int, r laneRange) {
+	s.writes++
+	t.b.Set(appendDoneKey(t.key[:0], s.id, l, r.first), encodeDone(t.val[:0], r.last))
+	s.keep(l, r)
+}
+
+// rangeFrom finds the stored range that begins at a, which is not the lane's top.
+func (t *tx) rangeFrom(s *rangeSet, l int, a Address) (laneRange, bool) {
+	if r, found, known := s.nearBelow(l, a); known {
+		return r, found && r.first == a
+	}
+	v, ok, err := t.r.Get(appendDoneKey(t.key[:0], s.id, l, a))
+	check(err)
+	if !ok {
+		return laneRange{}, false
+	}
+	last, err := decodeDone(v)
+	check(err)
+	return laneRange{a, last}, true
 }
 
 // rangeBelow finds the stored range with the greatest first position below a. The batch must be an indexed one.
 func (t *tx) rangeBelow(s *rangeSet, l int, a Address) (laneRange, bool) {
+	if r, found, known := s.nearBelow(l, a-1); known {
+		return r, found
+	}
 	it := openIter(t.r, appendDoneKey(nil, s.id, l, min(s.low[l], a)), appendDoneKey(nil, s.id, l, a))
 	defer it.Close()
 	ok := it.Last()
@@ -196,17 +240,11 @@ func (t *tx) takeRange(s *rangeSet, a Address) (laneRange, bool) {
 		s.dirty &^= 1 << l
 		return r, true
 	}
-	key := appendDoneKey(t.key[:0], s.id, l, a)
-	v, ok, err := t.r.Get(key)
-	check(err)
-	if !ok {
-		return laneRange{}, false
+	r, ok := t.rangeFrom(s, l, a)
+	if ok {
+		t.deleteRange(s, l, a)
 	}
-	last, err := decodeDone(v)
-	check(err)
-	s.writes++
-	t.b.Delete(key)
-	return laneRange{a, last}, true
+	return r, ok
 }
 
 // takeRanges removes the ranges that begin in from..to, which lie in one lane, and returns the end of the last one, or
@@ -236,6 +274,7 @@ func (t *tx) takeRanges(s *rangeSet, from, to Address) Address {
 
 func (t *tx) deleteRange(s *rangeSet, l int, first Address) {
 	s.writes++
+	s.drop(l, first)
 	t.b.Delete(appendDoneKey(t.key[:0], s.id, l, first))
 }
 
@@ -270,14 +309,16 @@ func (t *tx) trimLane(s *rangeSet, l int, a Address, top laneRange) {
 	s.writes++
 	next := firstInLane(l, a)
 	defer func() { s.low[l] = max(s.low[l], next) }()
-	if straddling, ok := t.straddling(s, l, a, top); ok {
+	straddling, ok := t.straddling(s, l, a, top)
+	s.dropBelow(l, next)
+	if ok {
 		straddling.first = next
 		if straddling.last == top.last {
 			s.top[l] = straddling
 			s.dirty |= 1 << l
 		} else {
 			t.deleteKeys(appendDoneKey(nil, s.id, l, 0), appendDoneKey(nil, s.id, l, next))
-			t.b.Set(appendDoneKey(t.key[:0], s.id, l, next), encodeDone(t.val[:0], straddling.last))
+			t.storeRange(s, l, straddling)
 			return
 		}
 	} else if top.last <= a {
