@@ -528,12 +528,7 @@ func (n *Node) Receive(ctx context.Context, r api.Receive) ([]api.Delivery, queu
 	if err != nil {
 		return nil, 0, n.withHome(d, name, err)
 	}
-	out := make([]api.Delivery, len(got))
-	for i, m := range got {
-		out[i] = api.Delivery{
-			Message: m.Message, Receipt: m.Receipt, Attempt: m.Attempt, Lease: m.Lease, FirstDelivered: m.FirstDelivered, Reason: m.Reason, Round: m.Round,
-		}
-	}
+	out := deliveries(got)
 	n.metrics.delivered.Add(float64(len(out)))
 	return out, g.Epoch, nil
 }

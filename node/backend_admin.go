@@ -233,7 +233,7 @@ func (n *Node) ConfigureGroup(ctx context.Context, name string, p api.Partition,
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
-	cfg.DeadLetterQueue, cfg.RecordAfterMs = g.Config.DeadLetterQueue, g.Config.RecordAfterMs
+	cfg.DeadLetterQueue = g.Config.DeadLetterQueue
 	if g, err = d.configureGroup(ctx, g.ID, cfg, version); err != nil {
 		return api.GroupInfo{}, err
 	}

@@ -15,7 +15,7 @@ import (
 func groupCommand(a *app) *cobra.Command {
 	return parent("group", "create, list, explain, configure, pause, move, reset and delete consumer groups",
 		groupCreate(a), groupList(a), groupLag(a), groupConsumers(a), groupExplain(a), groupConfigure(a), groupPause(a), groupResume(a),
-		groupMove(a), groupReset(a), groupDelete(a))
+		groupClaim(a), groupMove(a), groupReset(a), groupDelete(a))
 }
 
 func groupTable(gs []*tierqv1.Group) *table {
@@ -31,6 +31,7 @@ func groupCreate(a *app) *cobra.Command {
 		cfg            tierqv1.GroupConfig
 		start          string
 		lease, backoff time.Duration
+		record         time.Duration
 		home           uint64
 	)
 	c := &cobra.Command{
@@ -45,10 +46,11 @@ func groupCreate(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if lease < 0 || lease > 12*time.Hour || backoff < 0 {
-				return usagef("--lease is 0 to 12h, --backoff not below 0")
+			if lease < 0 || lease > 12*time.Hour || backoff < 0 || record < 0 || record > 12*time.Hour {
+				return usagef("--lease and --record-after are 0 to 12h, --backoff not below 0")
 			}
 			cfg.LeaseMs, cfg.BackoffBaseMs = uint64(lease.Milliseconds()), uint64(backoff.Milliseconds())
+			cfg.RecordAfterMs = uint64(record.Milliseconds())
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				g, err := c.CreateGroup(ctx, &tierqv1.CreateGroupRequest{Queue: args[0], Name: args[1], Config: &cfg, Start: s, HomeHost: home})
 				if err != nil {
@@ -67,6 +69,7 @@ func groupCreate(a *app) *cobra.Command {
 	f.Uint32Var(&cfg.MaxInFlightPerConsumer, "max-in-flight-per-consumer", 0, "messages leased at once by one consumer")
 	f.BoolVar(&cfg.SingleActiveConsumer, "single-active-consumer", false, "hand out to one consumer at a time")
 	f.BoolVar(&cfg.Paused, "paused", false, "hand out nothing yet")
+	f.DurationVar(&record, "record-after", 0, "a lease open so long outlives its home (default 1s)")
 	f.Uint64Var(&home, "home", 0, "host that serves the group (default: the fleet chooses)")
 	return c
 }

@@ -162,6 +162,7 @@ func groupConfigure(a *app) *cobra.Command {
 	var (
 		given                   tierqv1.GroupConfig
 		lease, backoff, longest time.Duration
+		record                  time.Duration
 		factor                  float64
 		jitter                  uint32
 		delays                  []time.Duration
@@ -176,8 +177,8 @@ func groupConfigure(a *app) *cobra.Command {
 			if err := checkNames(args[0], args[1]); err != nil {
 				return err
 			}
-			if lease < 0 || lease > 12*time.Hour || backoff < 0 || longest < 0 || factor < 0 || factor > 100 || jitter > 100 {
-				return usagef("--lease is 0 to 12h, --backoff and --backoff-cap not below 0, --backoff-factor 1 to 100, --jitter 0 to 100")
+			if lease < 0 || lease > 12*time.Hour || backoff < 0 || longest < 0 || factor < 0 || factor > 100 || jitter > 100 || record < 0 || record > 12*time.Hour {
+				return usagef("--lease and --record-after are 0 to 12h, --backoff and --backoff-cap not below 0, --backoff-factor 1 to 100, --jitter 0 to 100")
 			}
 			var delaysMs []uint64
 			for _, d := range delays {
@@ -197,6 +198,7 @@ func groupConfigure(a *app) *cobra.Command {
 				whenGiven(cmd, "max-in-flight", &c.MaxInFlight, given.MaxInFlight)
 				whenGiven(cmd, "max-in-flight-per-consumer", &c.MaxInFlightPerConsumer, given.MaxInFlightPerConsumer)
 				whenGiven(cmd, "single-active-consumer", &c.SingleActiveConsumer, given.SingleActiveConsumer)
+				whenGiven(cmd, "record-after", &c.RecordAfterMs, uint64(record.Milliseconds()))
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				g, err := findGroup(ctx, c, args[0], args[1])
@@ -225,6 +227,7 @@ func groupConfigure(a *app) *cobra.Command {
 	f.Uint32Var(&given.MaxInFlight, "max-in-flight", 0, "messages leased at once")
 	f.Uint32Var(&given.MaxInFlightPerConsumer, "max-in-flight-per-consumer", 0, "messages leased at once by one named consumer; 0 is no limit of its own")
 	f.BoolVar(&given.SingleActiveConsumer, "single-active-consumer", false, "hand out to one consumer at a time")
+	f.DurationVar(&record, "record-after", 0, "a lease open so long outlives its home; 0 is the default, 1s")
 	return c
 }
 
@@ -252,8 +255,9 @@ func policyTable(g *tierqv1.Group) *table {
 		delays = append(delays, strconv.FormatUint(d, 10))
 	}
 	t := newTable("GROUP", "CONFIG_VERSION", "PAUSED", "LEASE_MS", "MAX_ATTEMPTS", "BACKOFF_MS", "BACKOFF_FACTOR", "BACKOFF_CAP_MS", "JITTER_PERMILLE", "DELAYS_MS",
-		"MAX_IN_FLIGHT", "MAX_IN_FLIGHT_PER_CONSUMER", "SINGLE_ACTIVE_CONSUMER")
+		"MAX_IN_FLIGHT", "MAX_IN_FLIGHT_PER_CONSUMER", "SINGLE_ACTIVE_CONSUMER", "RECORD_AFTER_MS")
 	t.add(g.Name, g.ConfigVersion, c.GetPaused(), c.GetLeaseMs(), c.GetMaxAttempts(), c.GetBackoffBaseMs(), float64(c.GetBackoffFactorPermille())/1000,
-		c.GetBackoffCapMs(), c.GetJitterPermille(), strings.Join(delays, ","), c.GetMaxInFlight(), c.GetMaxInFlightPerConsumer(), c.GetSingleActiveConsumer())
+		c.GetBackoffCapMs(), c.GetJitterPermille(), strings.Join(delays, ","), c.GetMaxInFlight(), c.GetMaxInFlightPerConsumer(), c.GetSingleActiveConsumer(),
+		c.GetRecordAfterMs())
 	return t
 }

@@ -29,6 +29,8 @@ type Admin interface {
 	// Consumers and Explain are answered by the group's home.
 	Consumers(ctx context.Context, queue string, p Partition, group string, withMessages bool) (Consumers, error)
 	Explain(ctx context.Context, r Explain) (Explanation, error)
+	// ClaimIdle is answered by the group's home.
+	ClaimIdle(ctx context.Context, r ClaimIdle) (Claimed, error)
 	ListDelayed(ctx context.Context, r ListDelayed) (DelayedPage, error)
 	// ChangeDelayed cancels or reschedules, and returns when the message becomes due: 0 after a cancel.
 	ChangeDelayed(ctx context.Context, r ChangeDelayed) (queue.Stamp, error)

@@ -604,6 +604,7 @@ func groupConfig(c *tierqv1.GroupConfig) queue.GroupConfig {
 		LeaseMs: c.GetLeaseMs(), MaxAttempts: c.GetMaxAttempts(), BackoffBaseMs: c.GetBackoffBaseMs(), BackoffFactorPermille: c.GetBackoffFactorPermille(),
 		BackoffCapMs: c.GetBackoffCapMs(), JitterPermille: c.GetJitterPermille(), DelaysMs: c.GetDelaysMs(), MaxInFlight: c.GetMaxInFlight(),
 		MaxInFlightPerConsumer: c.GetMaxInFlightPerConsumer(), SingleActiveConsumer: c.GetSingleActiveConsumer(), Paused: c.GetPaused(),
+		RecordAfterMs: c.GetRecordAfterMs(),
 	}
 }
 
@@ -612,6 +613,7 @@ func protoGroupConfig(c queue.GroupConfig) *tierqv1.GroupConfig {
 		LeaseMs: c.LeaseMs, MaxAttempts: c.MaxAttempts, BackoffBaseMs: c.BackoffBaseMs, BackoffFactorPermille: c.BackoffFactorPermille,
 		BackoffCapMs: c.BackoffCapMs, JitterPermille: c.JitterPermille, DelaysMs: c.DelaysMs, MaxInFlight: c.MaxInFlight,
 		MaxInFlightPerConsumer: c.MaxInFlightPerConsumer, SingleActiveConsumer: c.SingleActiveConsumer, Paused: c.Paused,
+		RecordAfterMs: c.RecordAfterMs,
 	}
 }
 

@@ -1886,8 +1886,10 @@ type GroupConfig struct {
 	MaxInFlightPerConsumer uint32   `protobuf:"varint,9,opt,name=max_in_flight_per_consumer,json=maxInFlightPerConsumer,proto3" json:"max_in_flight_per_consumer,omitempty"`
 	SingleActiveConsumer   bool     `protobuf:"varint,10,opt,name=single_active_consumer,json=singleActiveConsumer,proto3" json:"single_active_consumer,omitempty"`
 	Paused                 bool     `protobuf:"varint,11,opt,name=paused,proto3" json:"paused,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// A lease still open so long after its hand-out is recorded, so that it outlives its home; 0 means the default: 1,000.
+	RecordAfterMs uint64 `protobuf:"varint,13,opt,name=record_after_ms,json=recordAfterMs,proto3" json:"record_after_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GroupConfig) Reset() {
@@ -1995,6 +1997,13 @@ func (x *GroupConfig) GetPaused() bool {
 		return x.Paused
 	}
 	return false
+}
+
+func (x *GroupConfig) GetRecordAfterMs() uint64 {
+	if x != nil {
+		return x.RecordAfterMs
+	}
+	return 0
 }
 
 type Group struct {
@@ -3273,6 +3282,183 @@ func (x *ReceiveResponse) GetElsewhere() []*PartitionHome {
 	return nil
 }
 
+type ClaimIdleRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Empty means $default.
+	Group string `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	// Who gets the messages; counts as in a receive.
+	Consumer string `protobuf:"bytes,3,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	// How long ago a lease was handed out, extended, or taken over from another home: 0 to 12 h. 0 claims every lease.
+	MinIdleMs uint64 `protobuf:"varint,4,opt,name=min_idle_ms,json=minIdleMs,proto3" json:"min_idle_ms,omitempty"`
+	// 1 to 1,000; 0 means 1. Those idle longest come first.
+	MaxMessages uint32 `protobuf:"varint,5,opt,name=max_messages,json=maxMessages,proto3" json:"max_messages,omitempty"`
+	// 0 means 4 MiB. At least one message is claimed whatever its size.
+	MaxBytes uint32 `protobuf:"varint,6,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	// Overrides the group's lease: 0 to 12 h.
+	LeaseMs *uint64 `protobuf:"varint,7,opt,name=lease_ms,json=leaseMs,proto3,oneof" json:"lease_ms,omitempty"`
+	// Absent: all, one after the other, until max_messages are claimed.
+	Partition     *uint32 `protobuf:"varint,8,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimIdleRequest) Reset() {
+	*x = ClaimIdleRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimIdleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimIdleRequest) ProtoMessage() {}
+
+func (x *ClaimIdleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimIdleRequest.ProtoReflect.Descriptor instead.
+func (*ClaimIdleRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ClaimIdleRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ClaimIdleRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ClaimIdleRequest) GetConsumer() string {
+	if x != nil {
+		return x.Consumer
+	}
+	return ""
+}
+
+func (x *ClaimIdleRequest) GetMinIdleMs() uint64 {
+	if x != nil {
+		return x.MinIdleMs
+	}
+	return 0
+}
+
+func (x *ClaimIdleRequest) GetMaxMessages() uint32 {
+	if x != nil {
+		return x.MaxMessages
+	}
+	return 0
+}
+
+func (x *ClaimIdleRequest) GetMaxBytes() uint32 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+func (x *ClaimIdleRequest) GetLeaseMs() uint64 {
+	if x != nil && x.LeaseMs != nil {
+		return *x.LeaseMs
+	}
+	return 0
+}
+
+func (x *ClaimIdleRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+type ClaimIdleResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Messages []*Message             `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
+	// Messages that had no attempt left.
+	DeadLettered uint32 `protobuf:"varint,2,opt,name=dead_lettered,json=deadLettered,proto3" json:"dead_lettered,omitempty"`
+	// Messages that were settled in the same moment.
+	Skipped       uint32 `protobuf:"varint,3,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	Epoch         uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimIdleResponse) Reset() {
+	*x = ClaimIdleResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimIdleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimIdleResponse) ProtoMessage() {}
+
+func (x *ClaimIdleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimIdleResponse.ProtoReflect.Descriptor instead.
+func (*ClaimIdleResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ClaimIdleResponse) GetMessages() []*Message {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *ClaimIdleResponse) GetDeadLettered() uint32 {
+	if x != nil {
+		return x.DeadLettered
+	}
+	return 0
+}
+
+func (x *ClaimIdleResponse) GetSkipped() uint32 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+func (x *ClaimIdleResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
 type AckRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Queue    string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
@@ -3286,7 +3472,7 @@ type AckRequest struct {
 
 func (x *AckRequest) Reset() {
 	*x = AckRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3484,7 @@ func (x *AckRequest) String() string {
 func (*AckRequest) ProtoMessage() {}
 
 func (x *AckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3497,7 @@ func (x *AckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckRequest.ProtoReflect.Descriptor instead.
 func (*AckRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{38}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AckRequest) GetQueue() string {
@@ -3357,7 +3543,7 @@ type NackRequest struct {
 
 func (x *NackRequest) Reset() {
 	*x = NackRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3555,7 @@ func (x *NackRequest) String() string {
 func (*NackRequest) ProtoMessage() {}
 
 func (x *NackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3568,7 @@ func (x *NackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NackRequest.ProtoReflect.Descriptor instead.
 func (*NackRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{39}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *NackRequest) GetQueue() string {
@@ -3440,7 +3626,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3452,7 +3638,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3465,7 +3651,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{40}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ReleaseRequest) GetQueue() string {
@@ -3510,7 +3696,7 @@ type RejectRequest struct {
 
 func (x *RejectRequest) Reset() {
 	*x = RejectRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3708,7 @@ func (x *RejectRequest) String() string {
 func (*RejectRequest) ProtoMessage() {}
 
 func (x *RejectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3721,7 @@ func (x *RejectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectRequest.ProtoReflect.Descriptor instead.
 func (*RejectRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{41}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RejectRequest) GetQueue() string {
@@ -3587,7 +3773,7 @@ type ExtendRequest struct {
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3599,7 +3785,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3612,7 +3798,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{42}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExtendRequest) GetQueue() string {
@@ -3667,7 +3853,7 @@ type SettleResult struct {
 
 func (x *SettleResult) Reset() {
 	*x = SettleResult{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +3865,7 @@ func (x *SettleResult) String() string {
 func (*SettleResult) ProtoMessage() {}
 
 func (x *SettleResult) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +3878,7 @@ func (x *SettleResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResult.ProtoReflect.Descriptor instead.
 func (*SettleResult) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{43}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SettleResult) GetCode() uint32 {
@@ -3746,7 +3932,7 @@ type SettleResponse struct {
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3758,7 +3944,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3771,7 +3957,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{44}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SettleResponse) GetResults() []*SettleResult {
@@ -3794,7 +3980,7 @@ type PublishStreamResponse struct {
 
 func (x *PublishStreamResponse) Reset() {
 	*x = PublishStreamResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3806,7 +3992,7 @@ func (x *PublishStreamResponse) String() string {
 func (*PublishStreamResponse) ProtoMessage() {}
 
 func (x *PublishStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3819,7 +4005,7 @@ func (x *PublishStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishStreamResponse.ProtoReflect.Descriptor instead.
 func (*PublishStreamResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{45}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PublishStreamResponse) GetOutcome() isPublishStreamResponse_Outcome {
@@ -3882,7 +4068,7 @@ type ConsumeStart struct {
 
 func (x *ConsumeStart) Reset() {
 	*x = ConsumeStart{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3894,7 +4080,7 @@ func (x *ConsumeStart) String() string {
 func (*ConsumeStart) ProtoMessage() {}
 
 func (x *ConsumeStart) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3907,7 +4093,7 @@ func (x *ConsumeStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeStart.ProtoReflect.Descriptor instead.
 func (*ConsumeStart) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{46}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ConsumeStart) GetQueue() string {
@@ -3975,7 +4161,7 @@ type ConsumeSettle struct {
 
 func (x *ConsumeSettle) Reset() {
 	*x = ConsumeSettle{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3987,7 +4173,7 @@ func (x *ConsumeSettle) String() string {
 func (*ConsumeSettle) ProtoMessage() {}
 
 func (x *ConsumeSettle) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4000,7 +4186,7 @@ func (x *ConsumeSettle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeSettle.ProtoReflect.Descriptor instead.
 func (*ConsumeSettle) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{47}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ConsumeSettle) GetId() uint64 {
@@ -4057,7 +4243,7 @@ type ConsumeWindow struct {
 
 func (x *ConsumeWindow) Reset() {
 	*x = ConsumeWindow{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4069,7 +4255,7 @@ func (x *ConsumeWindow) String() string {
 func (*ConsumeWindow) ProtoMessage() {}
 
 func (x *ConsumeWindow) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4082,7 +4268,7 @@ func (x *ConsumeWindow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeWindow.ProtoReflect.Descriptor instead.
 func (*ConsumeWindow) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{48}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ConsumeWindow) GetMessages() uint32 {
@@ -4114,7 +4300,7 @@ type ConsumeRequest struct {
 
 func (x *ConsumeRequest) Reset() {
 	*x = ConsumeRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4126,7 +4312,7 @@ func (x *ConsumeRequest) String() string {
 func (*ConsumeRequest) ProtoMessage() {}
 
 func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4139,7 +4325,7 @@ func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeRequest.ProtoReflect.Descriptor instead.
 func (*ConsumeRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{49}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ConsumeRequest) GetRequest() isConsumeRequest_Request {
@@ -4224,7 +4410,7 @@ type ConsumeStarted struct {
 
 func (x *ConsumeStarted) Reset() {
 	*x = ConsumeStarted{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4236,7 +4422,7 @@ func (x *ConsumeStarted) String() string {
 func (*ConsumeStarted) ProtoMessage() {}
 
 func (x *ConsumeStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4249,7 +4435,7 @@ func (x *ConsumeStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeStarted.ProtoReflect.Descriptor instead.
 func (*ConsumeStarted) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{50}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ConsumeStarted) GetWindowMessages() uint32 {
@@ -4275,7 +4461,7 @@ type ConsumeMessages struct {
 
 func (x *ConsumeMessages) Reset() {
 	*x = ConsumeMessages{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4287,7 +4473,7 @@ func (x *ConsumeMessages) String() string {
 func (*ConsumeMessages) ProtoMessage() {}
 
 func (x *ConsumeMessages) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4300,7 +4486,7 @@ func (x *ConsumeMessages) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeMessages.ProtoReflect.Descriptor instead.
 func (*ConsumeMessages) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{51}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ConsumeMessages) GetMessages() []*Message {
@@ -4320,7 +4506,7 @@ type ConsumeSettled struct {
 
 func (x *ConsumeSettled) Reset() {
 	*x = ConsumeSettled{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4332,7 +4518,7 @@ func (x *ConsumeSettled) String() string {
 func (*ConsumeSettled) ProtoMessage() {}
 
 func (x *ConsumeSettled) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4345,7 +4531,7 @@ func (x *ConsumeSettled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeSettled.ProtoReflect.Descriptor instead.
 func (*ConsumeSettled) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{52}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ConsumeSettled) GetId() uint64 {
@@ -4376,7 +4562,7 @@ type ConsumeResponse struct {
 
 func (x *ConsumeResponse) Reset() {
 	*x = ConsumeResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4388,7 +4574,7 @@ func (x *ConsumeResponse) String() string {
 func (*ConsumeResponse) ProtoMessage() {}
 
 func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4401,7 +4587,7 @@ func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeResponse.ProtoReflect.Descriptor instead.
 func (*ConsumeResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{53}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ConsumeResponse) GetResponse() isConsumeResponse_Response {
@@ -4477,7 +4663,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4489,7 +4675,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4502,7 +4688,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{54}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DeadLetter) GetAddress() uint64 {
@@ -4587,7 +4773,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4599,7 +4785,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4612,7 +4798,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{55}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListDeadLettersRequest) GetQueue() string {
@@ -4684,7 +4870,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4696,7 +4882,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4709,7 +4895,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{56}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -4757,7 +4943,7 @@ type RedriveDeadLettersRequest struct {
 
 func (x *RedriveDeadLettersRequest) Reset() {
 	*x = RedriveDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4769,7 +4955,7 @@ func (x *RedriveDeadLettersRequest) String() string {
 func (*RedriveDeadLettersRequest) ProtoMessage() {}
 
 func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4782,7 +4968,7 @@ func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{57}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RedriveDeadLettersRequest) GetQueue() string {
@@ -4878,7 +5064,7 @@ type RedriveDeadLettersResponse struct {
 
 func (x *RedriveDeadLettersResponse) Reset() {
 	*x = RedriveDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4890,7 +5076,7 @@ func (x *RedriveDeadLettersResponse) String() string {
 func (*RedriveDeadLettersResponse) ProtoMessage() {}
 
 func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4903,7 +5089,7 @@ func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{58}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RedriveDeadLettersResponse) GetRedriven() uint64 {
@@ -4961,7 +5147,7 @@ type PurgeDeadLettersRequest struct {
 
 func (x *PurgeDeadLettersRequest) Reset() {
 	*x = PurgeDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4973,7 +5159,7 @@ func (x *PurgeDeadLettersRequest) String() string {
 func (*PurgeDeadLettersRequest) ProtoMessage() {}
 
 func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4986,7 +5172,7 @@ func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{59}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PurgeDeadLettersRequest) GetQueue() string {
@@ -5072,7 +5258,7 @@ type PurgeDeadLettersResponse struct {
 
 func (x *PurgeDeadLettersResponse) Reset() {
 	*x = PurgeDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5084,7 +5270,7 @@ func (x *PurgeDeadLettersResponse) String() string {
 func (*PurgeDeadLettersResponse) ProtoMessage() {}
 
 func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5097,7 +5283,7 @@ func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{60}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PurgeDeadLettersResponse) GetPurged() uint64 {
@@ -5144,7 +5330,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5342,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5355,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{61}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Host) GetId() uint64 {
@@ -5229,7 +5415,7 @@ type FleetStatusRequest struct {
 
 func (x *FleetStatusRequest) Reset() {
 	*x = FleetStatusRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5241,7 +5427,7 @@ func (x *FleetStatusRequest) String() string {
 func (*FleetStatusRequest) ProtoMessage() {}
 
 func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5254,7 +5440,7 @@ func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusRequest.ProtoReflect.Descriptor instead.
 func (*FleetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{62}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{64}
 }
 
 type FleetStatusResponse struct {
@@ -5273,7 +5459,7 @@ type FleetStatusResponse struct {
 
 func (x *FleetStatusResponse) Reset() {
 	*x = FleetStatusResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5285,7 +5471,7 @@ func (x *FleetStatusResponse) String() string {
 func (*FleetStatusResponse) ProtoMessage() {}
 
 func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5298,7 +5484,7 @@ func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusResponse.ProtoReflect.Descriptor instead.
 func (*FleetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{63}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *FleetStatusResponse) GetFleetId() string {
@@ -5367,7 +5553,7 @@ type ShardDigestRequest struct {
 
 func (x *ShardDigestRequest) Reset() {
 	*x = ShardDigestRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5379,7 +5565,7 @@ func (x *ShardDigestRequest) String() string {
 func (*ShardDigestRequest) ProtoMessage() {}
 
 func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5392,7 +5578,7 @@ func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestRequest.ProtoReflect.Descriptor instead.
 func (*ShardDigestRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{64}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ShardDigestRequest) GetQueue() string {
@@ -5423,7 +5609,7 @@ type ReplicaDigest struct {
 
 func (x *ReplicaDigest) Reset() {
 	*x = ReplicaDigest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5435,7 +5621,7 @@ func (x *ReplicaDigest) String() string {
 func (*ReplicaDigest) ProtoMessage() {}
 
 func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5448,7 +5634,7 @@ func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaDigest.ProtoReflect.Descriptor instead.
 func (*ReplicaDigest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{65}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReplicaDigest) GetReplicaId() uint64 {
@@ -5496,7 +5682,7 @@ type ShardDigestResponse struct {
 
 func (x *ShardDigestResponse) Reset() {
 	*x = ShardDigestResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5508,7 +5694,7 @@ func (x *ShardDigestResponse) String() string {
 func (*ShardDigestResponse) ProtoMessage() {}
 
 func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5521,7 +5707,7 @@ func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestResponse.ProtoReflect.Descriptor instead.
 func (*ShardDigestResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{66}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ShardDigestResponse) GetShard() uint64 {
@@ -5552,7 +5738,7 @@ type BenchProposeRequest struct {
 
 func (x *BenchProposeRequest) Reset() {
 	*x = BenchProposeRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5564,7 +5750,7 @@ func (x *BenchProposeRequest) String() string {
 func (*BenchProposeRequest) ProtoMessage() {}
 
 func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5577,7 +5763,7 @@ func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeRequest.ProtoReflect.Descriptor instead.
 func (*BenchProposeRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{67}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *BenchProposeRequest) GetQueue() string {
@@ -5628,7 +5814,7 @@ type BenchProposeResponse struct {
 
 func (x *BenchProposeResponse) Reset() {
 	*x = BenchProposeResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5640,7 +5826,7 @@ func (x *BenchProposeResponse) String() string {
 func (*BenchProposeResponse) ProtoMessage() {}
 
 func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5653,7 +5839,7 @@ func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeResponse.ProtoReflect.Descriptor instead.
 func (*BenchProposeResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{68}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *BenchProposeResponse) GetCommands() uint64 {
@@ -5708,7 +5894,7 @@ type PurgeQueueRequest struct {
 
 func (x *PurgeQueueRequest) Reset() {
 	*x = PurgeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5720,7 +5906,7 @@ func (x *PurgeQueueRequest) String() string {
 func (*PurgeQueueRequest) ProtoMessage() {}
 
 func (x *PurgeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5733,7 +5919,7 @@ func (x *PurgeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeQueueRequest.ProtoReflect.Descriptor instead.
 func (*PurgeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{69}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PurgeQueueRequest) GetQueue() string {
@@ -5785,7 +5971,7 @@ type PurgeQueueResponse struct {
 
 func (x *PurgeQueueResponse) Reset() {
 	*x = PurgeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5797,7 +5983,7 @@ func (x *PurgeQueueResponse) String() string {
 func (*PurgeQueueResponse) ProtoMessage() {}
 
 func (x *PurgeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5810,7 +5996,7 @@ func (x *PurgeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeQueueResponse.ProtoReflect.Descriptor instead.
 func (*PurgeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{70}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *PurgeQueueResponse) GetPurged() uint64 {
@@ -5846,7 +6032,7 @@ type ConfigureQueueRequest struct {
 
 func (x *ConfigureQueueRequest) Reset() {
 	*x = ConfigureQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5858,7 +6044,7 @@ func (x *ConfigureQueueRequest) String() string {
 func (*ConfigureQueueRequest) ProtoMessage() {}
 
 func (x *ConfigureQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5871,7 +6057,7 @@ func (x *ConfigureQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureQueueRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{71}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ConfigureQueueRequest) GetQueue() string {
@@ -5897,7 +6083,7 @@ type ConfigureQueueResponse struct {
 
 func (x *ConfigureQueueResponse) Reset() {
 	*x = ConfigureQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5909,7 +6095,7 @@ func (x *ConfigureQueueResponse) String() string {
 func (*ConfigureQueueResponse) ProtoMessage() {}
 
 func (x *ConfigureQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5922,7 +6108,7 @@ func (x *ConfigureQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureQueueResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{72}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ConfigureQueueResponse) GetQueue() *Queue {
@@ -5941,7 +6127,7 @@ type PauseQueueRequest struct {
 
 func (x *PauseQueueRequest) Reset() {
 	*x = PauseQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5953,7 +6139,7 @@ func (x *PauseQueueRequest) String() string {
 func (*PauseQueueRequest) ProtoMessage() {}
 
 func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5966,7 +6152,7 @@ func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueRequest.ProtoReflect.Descriptor instead.
 func (*PauseQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{73}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PauseQueueRequest) GetQueue() string {
@@ -5985,7 +6171,7 @@ type PauseQueueResponse struct {
 
 func (x *PauseQueueResponse) Reset() {
 	*x = PauseQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5997,7 +6183,7 @@ func (x *PauseQueueResponse) String() string {
 func (*PauseQueueResponse) ProtoMessage() {}
 
 func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6010,7 +6196,7 @@ func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueResponse.ProtoReflect.Descriptor instead.
 func (*PauseQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{74}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PauseQueueResponse) GetQueue() *Queue {
@@ -6029,7 +6215,7 @@ type ResumeQueueRequest struct {
 
 func (x *ResumeQueueRequest) Reset() {
 	*x = ResumeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6041,7 +6227,7 @@ func (x *ResumeQueueRequest) String() string {
 func (*ResumeQueueRequest) ProtoMessage() {}
 
 func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6054,7 +6240,7 @@ func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueRequest.ProtoReflect.Descriptor instead.
 func (*ResumeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{75}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ResumeQueueRequest) GetQueue() string {
@@ -6073,7 +6259,7 @@ type ResumeQueueResponse struct {
 
 func (x *ResumeQueueResponse) Reset() {
 	*x = ResumeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6085,7 +6271,7 @@ func (x *ResumeQueueResponse) String() string {
 func (*ResumeQueueResponse) ProtoMessage() {}
 
 func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6098,7 +6284,7 @@ func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueResponse.ProtoReflect.Descriptor instead.
 func (*ResumeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{76}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ResumeQueueResponse) GetQueue() *Queue {
@@ -6125,7 +6311,7 @@ type ConfigureGroupRequest struct {
 
 func (x *ConfigureGroupRequest) Reset() {
 	*x = ConfigureGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6137,7 +6323,7 @@ func (x *ConfigureGroupRequest) String() string {
 func (*ConfigureGroupRequest) ProtoMessage() {}
 
 func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6150,7 +6336,7 @@ func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ConfigureGroupRequest) GetQueue() string {
@@ -6197,7 +6383,7 @@ type ConfigureGroupResponse struct {
 
 func (x *ConfigureGroupResponse) Reset() {
 	*x = ConfigureGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6209,7 +6395,7 @@ func (x *ConfigureGroupResponse) String() string {
 func (*ConfigureGroupResponse) ProtoMessage() {}
 
 func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6222,7 +6408,7 @@ func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ConfigureGroupResponse) GetGroup() *Group {
@@ -6244,7 +6430,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6256,7 +6442,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6269,7 +6455,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *PauseGroupRequest) GetQueue() string {
@@ -6302,7 +6488,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6314,7 +6500,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6327,7 +6513,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
@@ -6349,7 +6535,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6361,7 +6547,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6374,7 +6560,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ResumeGroupRequest) GetQueue() string {
@@ -6407,7 +6593,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6419,7 +6605,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6432,7 +6618,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
@@ -6456,7 +6642,7 @@ type ListConsumersRequest struct {
 
 func (x *ListConsumersRequest) Reset() {
 	*x = ListConsumersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6468,7 +6654,7 @@ func (x *ListConsumersRequest) String() string {
 func (*ListConsumersRequest) ProtoMessage() {}
 
 func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6481,7 +6667,7 @@ func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersRequest.ProtoReflect.Descriptor instead.
 func (*ListConsumersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListConsumersRequest) GetQueue() string {
@@ -6526,7 +6712,7 @@ type HeldMessage struct {
 
 func (x *HeldMessage) Reset() {
 	*x = HeldMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6538,7 +6724,7 @@ func (x *HeldMessage) String() string {
 func (*HeldMessage) ProtoMessage() {}
 
 func (x *HeldMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6551,7 +6737,7 @@ func (x *HeldMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldMessage.ProtoReflect.Descriptor instead.
 func (*HeldMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *HeldMessage) GetAddress() uint64 {
@@ -6603,7 +6789,7 @@ type Consumer struct {
 
 func (x *Consumer) Reset() {
 	*x = Consumer{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6615,7 +6801,7 @@ func (x *Consumer) String() string {
 func (*Consumer) ProtoMessage() {}
 
 func (x *Consumer) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6628,7 +6814,7 @@ func (x *Consumer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Consumer.ProtoReflect.Descriptor instead.
 func (*Consumer) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *Consumer) GetName() string {
@@ -6674,7 +6860,7 @@ type ListConsumersResponse struct {
 
 func (x *ListConsumersResponse) Reset() {
 	*x = ListConsumersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6686,7 +6872,7 @@ func (x *ListConsumersResponse) String() string {
 func (*ListConsumersResponse) ProtoMessage() {}
 
 func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6699,7 +6885,7 @@ func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
 func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListConsumersResponse) GetConsumers() []*Consumer {
@@ -6766,7 +6952,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6778,7 +6964,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6791,7 +6977,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ExplainGroupRequest) GetQueue() string {
@@ -6875,7 +7061,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6887,7 +7073,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6900,7 +7086,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ExplainGroupResponse) GetVerdict() string {
@@ -7097,7 +7283,7 @@ type DelayedPosition struct {
 
 func (x *DelayedPosition) Reset() {
 	*x = DelayedPosition{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7109,7 +7295,7 @@ func (x *DelayedPosition) String() string {
 func (*DelayedPosition) ProtoMessage() {}
 
 func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7122,7 +7308,7 @@ func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedPosition.ProtoReflect.Descriptor instead.
 func (*DelayedPosition) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *DelayedPosition) GetVisibleUnixMs() uint64 {
@@ -7164,7 +7350,7 @@ type DelayedMessage struct {
 
 func (x *DelayedMessage) Reset() {
 	*x = DelayedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7176,7 +7362,7 @@ func (x *DelayedMessage) String() string {
 func (*DelayedMessage) ProtoMessage() {}
 
 func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7189,7 +7375,7 @@ func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedMessage.ProtoReflect.Descriptor instead.
 func (*DelayedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *DelayedMessage) GetAddress() uint64 {
@@ -7264,7 +7450,7 @@ type ListDelayedRequest struct {
 
 func (x *ListDelayedRequest) Reset() {
 	*x = ListDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7276,7 +7462,7 @@ func (x *ListDelayedRequest) String() string {
 func (*ListDelayedRequest) ProtoMessage() {}
 
 func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7289,7 +7475,7 @@ func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedRequest.ProtoReflect.Descriptor instead.
 func (*ListDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListDelayedRequest) GetQueue() string {
@@ -7340,7 +7526,7 @@ type ListDelayedResponse struct {
 
 func (x *ListDelayedResponse) Reset() {
 	*x = ListDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7352,7 +7538,7 @@ func (x *ListDelayedResponse) String() string {
 func (*ListDelayedResponse) ProtoMessage() {}
 
 func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7365,7 +7551,7 @@ func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ListDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListDelayedResponse) GetMessages() []*DelayedMessage {
@@ -7403,7 +7589,7 @@ type CancelDelayedRequest struct {
 
 func (x *CancelDelayedRequest) Reset() {
 	*x = CancelDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7415,7 +7601,7 @@ func (x *CancelDelayedRequest) String() string {
 func (*CancelDelayedRequest) ProtoMessage() {}
 
 func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7428,7 +7614,7 @@ func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDelayedRequest.ProtoReflect.Descriptor instead.
 func (*CancelDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *CancelDelayedRequest) GetQueue() string {
@@ -7474,7 +7660,7 @@ type RescheduleDelayedRequest struct {
 
 func (x *RescheduleDelayedRequest) Reset() {
 	*x = RescheduleDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7486,7 +7672,7 @@ func (x *RescheduleDelayedRequest) String() string {
 func (*RescheduleDelayedRequest) ProtoMessage() {}
 
 func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7499,7 +7685,7 @@ func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleDelayedRequest.ProtoReflect.Descriptor instead.
 func (*RescheduleDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RescheduleDelayedRequest) GetQueue() string {
@@ -7548,7 +7734,7 @@ type ChangeDelayedResponse struct {
 
 func (x *ChangeDelayedResponse) Reset() {
 	*x = ChangeDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7560,7 +7746,7 @@ func (x *ChangeDelayedResponse) String() string {
 func (*ChangeDelayedResponse) ProtoMessage() {}
 
 func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7573,7 +7759,7 @@ func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ChangeDelayedResponse) GetAddress() uint64 {
@@ -7609,7 +7795,7 @@ type BrowseRequest struct {
 
 func (x *BrowseRequest) Reset() {
 	*x = BrowseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7621,7 +7807,7 @@ func (x *BrowseRequest) String() string {
 func (*BrowseRequest) ProtoMessage() {}
 
 func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7634,7 +7820,7 @@ func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseRequest.ProtoReflect.Descriptor instead.
 func (*BrowseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *BrowseRequest) GetQueue() string {
@@ -7701,7 +7887,7 @@ type BrowsedMessage struct {
 
 func (x *BrowsedMessage) Reset() {
 	*x = BrowsedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7713,7 +7899,7 @@ func (x *BrowsedMessage) String() string {
 func (*BrowsedMessage) ProtoMessage() {}
 
 func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7726,7 +7912,7 @@ func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowsedMessage.ProtoReflect.Descriptor instead.
 func (*BrowsedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *BrowsedMessage) GetAddress() uint64 {
@@ -7819,7 +8005,7 @@ type BrowseResponse struct {
 
 func (x *BrowseResponse) Reset() {
 	*x = BrowseResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7831,7 +8017,7 @@ func (x *BrowseResponse) String() string {
 func (*BrowseResponse) ProtoMessage() {}
 
 func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7844,7 +8030,7 @@ func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseResponse.ProtoReflect.Descriptor instead.
 func (*BrowseResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *BrowseResponse) GetMessages() []*BrowsedMessage {
@@ -7881,7 +8067,7 @@ type LookupPublishRequest struct {
 
 func (x *LookupPublishRequest) Reset() {
 	*x = LookupPublishRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7893,7 +8079,7 @@ func (x *LookupPublishRequest) String() string {
 func (*LookupPublishRequest) ProtoMessage() {}
 
 func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7906,7 +8092,7 @@ func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishRequest.ProtoReflect.Descriptor instead.
 func (*LookupPublishRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *LookupPublishRequest) GetQueue() string {
@@ -7955,7 +8141,7 @@ type LookupPublishResponse struct {
 
 func (x *LookupPublishResponse) Reset() {
 	*x = LookupPublishResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7967,7 +8153,7 @@ func (x *LookupPublishResponse) String() string {
 func (*LookupPublishResponse) ProtoMessage() {}
 
 func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7980,7 +8166,7 @@ func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishResponse.ProtoReflect.Descriptor instead.
 func (*LookupPublishResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *LookupPublishResponse) GetOutcome() string {
@@ -8181,7 +8367,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"leader_api\x18\x06 \x01(\tR\tleaderApi\x12\x18\n" +
 	"\awarning\x18\a \x01(\rR\awarning\x12-\n" +
-	"\x05parts\x18\b \x03(\v2\x17.tierq.v1.PublishedPartR\x05parts\"\xc5\x03\n" +
+	"\x05parts\x18\b \x03(\v2\x17.tierq.v1.PublishedPartR\x05parts\"\xed\x03\n" +
 	"\vGroupConfig\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\x04R\aleaseMs\x12!\n" +
 	"\fmax_attempts\x18\x02 \x01(\rR\vmaxAttempts\x12&\n" +
@@ -8194,7 +8380,8 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x1amax_in_flight_per_consumer\x18\t \x01(\rR\x16maxInFlightPerConsumer\x124\n" +
 	"\x16single_active_consumer\x18\n" +
 	" \x01(\bR\x14singleActiveConsumer\x12\x16\n" +
-	"\x06paused\x18\v \x01(\bR\x06paused\"\xbf\x06\n" +
+	"\x06paused\x18\v \x01(\bR\x06paused\x12&\n" +
+	"\x0frecord_after_ms\x18\r \x01(\x04R\rrecordAfterMs\"\xbf\x06\n" +
 	"\x05Group\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
@@ -8317,7 +8504,24 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x0fReceiveResponse\x12-\n" +
 	"\bmessages\x18\x01 \x03(\v2\x11.tierq.v1.MessageR\bmessages\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x125\n" +
-	"\telsewhere\x18\x03 \x03(\v2\x17.tierq.v1.PartitionHomeR\telsewhere\"\x85\x01\n" +
+	"\telsewhere\x18\x03 \x03(\v2\x17.tierq.v1.PartitionHomeR\telsewhere\"\x98\x02\n" +
+	"\x10ClaimIdleRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
+	"\bconsumer\x18\x03 \x01(\tR\bconsumer\x12\x1e\n" +
+	"\vmin_idle_ms\x18\x04 \x01(\x04R\tminIdleMs\x12!\n" +
+	"\fmax_messages\x18\x05 \x01(\rR\vmaxMessages\x12\x1b\n" +
+	"\tmax_bytes\x18\x06 \x01(\rR\bmaxBytes\x12\x1e\n" +
+	"\blease_ms\x18\a \x01(\x04H\x00R\aleaseMs\x88\x01\x01\x12!\n" +
+	"\tpartition\x18\b \x01(\rH\x01R\tpartition\x88\x01\x01B\v\n" +
+	"\t_lease_msB\f\n" +
+	"\n" +
+	"_partition\"\x97\x01\n" +
+	"\x11ClaimIdleResponse\x12-\n" +
+	"\bmessages\x18\x01 \x03(\v2\x11.tierq.v1.MessageR\bmessages\x12#\n" +
+	"\rdead_lettered\x18\x02 \x01(\rR\fdeadLettered\x12\x18\n" +
+	"\askipped\x18\x03 \x01(\rR\askipped\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"\x85\x01\n" +
 	"\n" +
 	"AckRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
@@ -8761,7 +8965,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\rDescribeQueue\x12\x1e.tierq.v1.DescribeQueueRequest\x1a\x1f.tierq.v1.DescribeQueueResponse\x12J\n" +
 	"\vDeleteQueue\x12\x1c.tierq.v1.DeleteQueueRequest\x1a\x1d.tierq.v1.DeleteQueueResponse\x12J\n" +
 	"\vLocateQueue\x12\x1c.tierq.v1.LocateQueueRequest\x1a\x1d.tierq.v1.LocateQueueResponse\x12>\n" +
-	"\aPublish\x12\x18.tierq.v1.PublishRequest\x1a\x19.tierq.v1.PublishResponse2\xfb\a\n" +
+	"\aPublish\x12\x18.tierq.v1.PublishRequest\x1a\x19.tierq.v1.PublishResponse2\xc1\b\n" +
 	"\fGroupService\x12J\n" +
 	"\vCreateGroup\x12\x1c.tierq.v1.CreateGroupRequest\x1a\x1d.tierq.v1.CreateGroupResponse\x12G\n" +
 	"\n" +
@@ -8775,7 +8979,8 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x04Nack\x12\x15.tierq.v1.NackRequest\x1a\x18.tierq.v1.SettleResponse\x12=\n" +
 	"\aRelease\x12\x18.tierq.v1.ReleaseRequest\x1a\x18.tierq.v1.SettleResponse\x12;\n" +
 	"\x06Reject\x12\x17.tierq.v1.RejectRequest\x1a\x18.tierq.v1.SettleResponse\x12;\n" +
-	"\x06Extend\x12\x17.tierq.v1.ExtendRequest\x1a\x18.tierq.v1.SettleResponse\x12V\n" +
+	"\x06Extend\x12\x17.tierq.v1.ExtendRequest\x1a\x18.tierq.v1.SettleResponse\x12D\n" +
+	"\tClaimIdle\x12\x1a.tierq.v1.ClaimIdleRequest\x1a\x1b.tierq.v1.ClaimIdleResponse\x12V\n" +
 	"\x0fListDeadLetters\x12 .tierq.v1.ListDeadLettersRequest\x1a!.tierq.v1.ListDeadLettersResponse\x12_\n" +
 	"\x12RedriveDeadLetters\x12#.tierq.v1.RedriveDeadLettersRequest\x1a$.tierq.v1.RedriveDeadLettersResponse\x12Y\n" +
 	"\x10PurgeDeadLetters\x12!.tierq.v1.PurgeDeadLettersRequest\x1a\".tierq.v1.PurgeDeadLettersResponse2\xa3\x01\n" +
@@ -8818,7 +9023,7 @@ func file_tierq_v1_tierq_proto_rawDescGZIP() []byte {
 }
 
 var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
+var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
 var file_tierq_v1_tierq_proto_goTypes = []any{
 	(Effect)(0),                        // 0: tierq.v1.Effect
 	(Ordering)(0),                      // 1: tierq.v1.Ordering
@@ -8863,69 +9068,71 @@ var file_tierq_v1_tierq_proto_goTypes = []any{
 	(*Message)(nil),                    // 40: tierq.v1.Message
 	(*PartitionHome)(nil),              // 41: tierq.v1.PartitionHome
 	(*ReceiveResponse)(nil),            // 42: tierq.v1.ReceiveResponse
-	(*AckRequest)(nil),                 // 43: tierq.v1.AckRequest
-	(*NackRequest)(nil),                // 44: tierq.v1.NackRequest
-	(*ReleaseRequest)(nil),             // 45: tierq.v1.ReleaseRequest
-	(*RejectRequest)(nil),              // 46: tierq.v1.RejectRequest
-	(*ExtendRequest)(nil),              // 47: tierq.v1.ExtendRequest
-	(*SettleResult)(nil),               // 48: tierq.v1.SettleResult
-	(*SettleResponse)(nil),             // 49: tierq.v1.SettleResponse
-	(*PublishStreamResponse)(nil),      // 50: tierq.v1.PublishStreamResponse
-	(*ConsumeStart)(nil),               // 51: tierq.v1.ConsumeStart
-	(*ConsumeSettle)(nil),              // 52: tierq.v1.ConsumeSettle
-	(*ConsumeWindow)(nil),              // 53: tierq.v1.ConsumeWindow
-	(*ConsumeRequest)(nil),             // 54: tierq.v1.ConsumeRequest
-	(*ConsumeStarted)(nil),             // 55: tierq.v1.ConsumeStarted
-	(*ConsumeMessages)(nil),            // 56: tierq.v1.ConsumeMessages
-	(*ConsumeSettled)(nil),             // 57: tierq.v1.ConsumeSettled
-	(*ConsumeResponse)(nil),            // 58: tierq.v1.ConsumeResponse
-	(*DeadLetter)(nil),                 // 59: tierq.v1.DeadLetter
-	(*ListDeadLettersRequest)(nil),     // 60: tierq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 61: tierq.v1.ListDeadLettersResponse
-	(*RedriveDeadLettersRequest)(nil),  // 62: tierq.v1.RedriveDeadLettersRequest
-	(*RedriveDeadLettersResponse)(nil), // 63: tierq.v1.RedriveDeadLettersResponse
-	(*PurgeDeadLettersRequest)(nil),    // 64: tierq.v1.PurgeDeadLettersRequest
-	(*PurgeDeadLettersResponse)(nil),   // 65: tierq.v1.PurgeDeadLettersResponse
-	(*Host)(nil),                       // 66: tierq.v1.Host
-	(*FleetStatusRequest)(nil),         // 67: tierq.v1.FleetStatusRequest
-	(*FleetStatusResponse)(nil),        // 68: tierq.v1.FleetStatusResponse
-	(*ShardDigestRequest)(nil),         // 69: tierq.v1.ShardDigestRequest
-	(*ReplicaDigest)(nil),              // 70: tierq.v1.ReplicaDigest
-	(*ShardDigestResponse)(nil),        // 71: tierq.v1.ShardDigestResponse
-	(*BenchProposeRequest)(nil),        // 72: tierq.v1.BenchProposeRequest
-	(*BenchProposeResponse)(nil),       // 73: tierq.v1.BenchProposeResponse
-	(*PurgeQueueRequest)(nil),          // 74: tierq.v1.PurgeQueueRequest
-	(*PurgeQueueResponse)(nil),         // 75: tierq.v1.PurgeQueueResponse
-	(*ConfigureQueueRequest)(nil),      // 76: tierq.v1.ConfigureQueueRequest
-	(*ConfigureQueueResponse)(nil),     // 77: tierq.v1.ConfigureQueueResponse
-	(*PauseQueueRequest)(nil),          // 78: tierq.v1.PauseQueueRequest
-	(*PauseQueueResponse)(nil),         // 79: tierq.v1.PauseQueueResponse
-	(*ResumeQueueRequest)(nil),         // 80: tierq.v1.ResumeQueueRequest
-	(*ResumeQueueResponse)(nil),        // 81: tierq.v1.ResumeQueueResponse
-	(*ConfigureGroupRequest)(nil),      // 82: tierq.v1.ConfigureGroupRequest
-	(*ConfigureGroupResponse)(nil),     // 83: tierq.v1.ConfigureGroupResponse
-	(*PauseGroupRequest)(nil),          // 84: tierq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 85: tierq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 86: tierq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 87: tierq.v1.ResumeGroupResponse
-	(*ListConsumersRequest)(nil),       // 88: tierq.v1.ListConsumersRequest
-	(*HeldMessage)(nil),                // 89: tierq.v1.HeldMessage
-	(*Consumer)(nil),                   // 90: tierq.v1.Consumer
-	(*ListConsumersResponse)(nil),      // 91: tierq.v1.ListConsumersResponse
-	(*ExplainGroupRequest)(nil),        // 92: tierq.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),       // 93: tierq.v1.ExplainGroupResponse
-	(*DelayedPosition)(nil),            // 94: tierq.v1.DelayedPosition
-	(*DelayedMessage)(nil),             // 95: tierq.v1.DelayedMessage
-	(*ListDelayedRequest)(nil),         // 96: tierq.v1.ListDelayedRequest
-	(*ListDelayedResponse)(nil),        // 97: tierq.v1.ListDelayedResponse
-	(*CancelDelayedRequest)(nil),       // 98: tierq.v1.CancelDelayedRequest
-	(*RescheduleDelayedRequest)(nil),   // 99: tierq.v1.RescheduleDelayedRequest
-	(*ChangeDelayedResponse)(nil),      // 100: tierq.v1.ChangeDelayedResponse
-	(*BrowseRequest)(nil),              // 101: tierq.v1.BrowseRequest
-	(*BrowsedMessage)(nil),             // 102: tierq.v1.BrowsedMessage
-	(*BrowseResponse)(nil),             // 103: tierq.v1.BrowseResponse
-	(*LookupPublishRequest)(nil),       // 104: tierq.v1.LookupPublishRequest
-	(*LookupPublishResponse)(nil),      // 105: tierq.v1.LookupPublishResponse
+	(*ClaimIdleRequest)(nil),           // 43: tierq.v1.ClaimIdleRequest
+	(*ClaimIdleResponse)(nil),          // 44: tierq.v1.ClaimIdleResponse
+	(*AckRequest)(nil),                 // 45: tierq.v1.AckRequest
+	(*NackRequest)(nil),                // 46: tierq.v1.NackRequest
+	(*ReleaseRequest)(nil),             // 47: tierq.v1.ReleaseRequest
+	(*RejectRequest)(nil),              // 48: tierq.v1.RejectRequest
+	(*ExtendRequest)(nil),              // 49: tierq.v1.ExtendRequest
+	(*SettleResult)(nil),               // 50: tierq.v1.SettleResult
+	(*SettleResponse)(nil),             // 51: tierq.v1.SettleResponse
+	(*PublishStreamResponse)(nil),      // 52: tierq.v1.PublishStreamResponse
+	(*ConsumeStart)(nil),               // 53: tierq.v1.ConsumeStart
+	(*ConsumeSettle)(nil),              // 54: tierq.v1.ConsumeSettle
+	(*ConsumeWindow)(nil),              // 55: tierq.v1.ConsumeWindow
+	(*ConsumeRequest)(nil),             // 56: tierq.v1.ConsumeRequest
+	(*ConsumeStarted)(nil),             // 57: tierq.v1.ConsumeStarted
+	(*ConsumeMessages)(nil),            // 58: tierq.v1.ConsumeMessages
+	(*ConsumeSettled)(nil),             // 59: tierq.v1.ConsumeSettled
+	(*ConsumeResponse)(nil),            // 60: tierq.v1.ConsumeResponse
+	(*DeadLetter)(nil),                 // 61: tierq.v1.DeadLetter
+	(*ListDeadLettersRequest)(nil),     // 62: tierq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 63: tierq.v1.ListDeadLettersResponse
+	(*RedriveDeadLettersRequest)(nil),  // 64: tierq.v1.RedriveDeadLettersRequest
+	(*RedriveDeadLettersResponse)(nil), // 65: tierq.v1.RedriveDeadLettersResponse
+	(*PurgeDeadLettersRequest)(nil),    // 66: tierq.v1.PurgeDeadLettersRequest
+	(*PurgeDeadLettersResponse)(nil),   // 67: tierq.v1.PurgeDeadLettersResponse
+	(*Host)(nil),                       // 68: tierq.v1.Host
+	(*FleetStatusRequest)(nil),         // 69: tierq.v1.FleetStatusRequest
+	(*FleetStatusResponse)(nil),        // 70: tierq.v1.FleetStatusResponse
+	(*ShardDigestRequest)(nil),         // 71: tierq.v1.ShardDigestRequest
+	(*ReplicaDigest)(nil),              // 72: tierq.v1.ReplicaDigest
+	(*ShardDigestResponse)(nil),        // 73: tierq.v1.ShardDigestResponse
+	(*BenchProposeRequest)(nil),        // 74: tierq.v1.BenchProposeRequest
+	(*BenchProposeResponse)(nil),       // 75: tierq.v1.BenchProposeResponse
+	(*PurgeQueueRequest)(nil),          // 76: tierq.v1.PurgeQueueRequest
+	(*PurgeQueueResponse)(nil),         // 77: tierq.v1.PurgeQueueResponse
+	(*ConfigureQueueRequest)(nil),      // 78: tierq.v1.ConfigureQueueRequest
+	(*ConfigureQueueResponse)(nil),     // 79: tierq.v1.ConfigureQueueResponse
+	(*PauseQueueRequest)(nil),          // 80: tierq.v1.PauseQueueRequest
+	(*PauseQueueResponse)(nil),         // 81: tierq.v1.PauseQueueResponse
+	(*ResumeQueueRequest)(nil),         // 82: tierq.v1.ResumeQueueRequest
+	(*ResumeQueueResponse)(nil),        // 83: tierq.v1.ResumeQueueResponse
+	(*ConfigureGroupRequest)(nil),      // 84: tierq.v1.ConfigureGroupRequest
+	(*ConfigureGroupResponse)(nil),     // 85: tierq.v1.ConfigureGroupResponse
+	(*PauseGroupRequest)(nil),          // 86: tierq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 87: tierq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 88: tierq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 89: tierq.v1.ResumeGroupResponse
+	(*ListConsumersRequest)(nil),       // 90: tierq.v1.ListConsumersRequest
+	(*HeldMessage)(nil),                // 91: tierq.v1.HeldMessage
+	(*Consumer)(nil),                   // 92: tierq.v1.Consumer
+	(*ListConsumersResponse)(nil),      // 93: tierq.v1.ListConsumersResponse
+	(*ExplainGroupRequest)(nil),        // 94: tierq.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),       // 95: tierq.v1.ExplainGroupResponse
+	(*DelayedPosition)(nil),            // 96: tierq.v1.DelayedPosition
+	(*DelayedMessage)(nil),             // 97: tierq.v1.DelayedMessage
+	(*ListDelayedRequest)(nil),         // 98: tierq.v1.ListDelayedRequest
+	(*ListDelayedResponse)(nil),        // 99: tierq.v1.ListDelayedResponse
+	(*CancelDelayedRequest)(nil),       // 100: tierq.v1.CancelDelayedRequest
+	(*RescheduleDelayedRequest)(nil),   // 101: tierq.v1.RescheduleDelayedRequest
+	(*ChangeDelayedResponse)(nil),      // 102: tierq.v1.ChangeDelayedResponse
+	(*BrowseRequest)(nil),              // 103: tierq.v1.BrowseRequest
+	(*BrowsedMessage)(nil),             // 104: tierq.v1.BrowsedMessage
+	(*BrowseResponse)(nil),             // 105: tierq.v1.BrowseResponse
+	(*LookupPublishRequest)(nil),       // 106: tierq.v1.LookupPublishRequest
+	(*LookupPublishResponse)(nil),      // 107: tierq.v1.LookupPublishResponse
 }
 var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	0,   // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
@@ -8959,122 +9166,125 @@ var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	20,  // 28: tierq.v1.Message.headers:type_name -> tierq.v1.Header
 	40,  // 29: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
 	41,  // 30: tierq.v1.ReceiveResponse.elsewhere:type_name -> tierq.v1.PartitionHome
-	0,   // 31: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
-	48,  // 32: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
-	25,  // 33: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
-	5,   // 34: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
-	51,  // 35: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
-	52,  // 36: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
-	53,  // 37: tierq.v1.ConsumeRequest.window:type_name -> tierq.v1.ConsumeWindow
-	40,  // 38: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
-	48,  // 39: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
-	55,  // 40: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
-	56,  // 41: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
-	57,  // 42: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
-	20,  // 43: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
-	59,  // 44: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
-	66,  // 45: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
-	70,  // 46: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
-	6,   // 47: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
-	11,  // 48: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 49: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 50: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
-	26,  // 51: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	27,  // 52: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 53: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 54: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
-	89,  // 55: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
-	90,  // 56: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
-	93,  // 57: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
-	20,  // 58: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
-	94,  // 59: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
-	95,  // 60: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
-	94,  // 61: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
-	20,  // 62: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
-	102, // 63: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
-	7,   // 64: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
-	12,  // 65: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
-	14,  // 66: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
-	18,  // 67: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
-	16,  // 68: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
-	22,  // 69: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
-	29,  // 70: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
-	31,  // 71: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
-	33,  // 72: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
-	35,  // 73: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
-	37,  // 74: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
-	39,  // 75: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
-	43,  // 76: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
-	44,  // 77: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
-	45,  // 78: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
-	46,  // 79: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
-	47,  // 80: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
-	60,  // 81: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
-	62,  // 82: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
-	64,  // 83: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
-	22,  // 84: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
-	54,  // 85: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
-	67,  // 86: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
-	69,  // 87: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
-	72,  // 88: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
-	74,  // 89: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
-	76,  // 90: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
-	78,  // 91: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
-	80,  // 92: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
-	82,  // 93: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
-	84,  // 94: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
-	86,  // 95: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
-	88,  // 96: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
-	92,  // 97: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
-	96,  // 98: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
-	98,  // 99: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
-	99,  // 100: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
-	101, // 101: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
-	104, // 102: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
-	8,   // 103: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
-	13,  // 104: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
-	15,  // 105: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
-	19,  // 106: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
-	17,  // 107: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
-	25,  // 108: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
-	30,  // 109: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
-	32,  // 110: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
-	34,  // 111: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
-	36,  // 112: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
-	38,  // 113: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
-	42,  // 114: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
-	49,  // 115: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
-	49,  // 116: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
-	49,  // 117: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
-	49,  // 118: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
-	49,  // 119: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
-	61,  // 120: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
-	63,  // 121: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
-	65,  // 122: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
-	50,  // 123: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
-	58,  // 124: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
-	68,  // 125: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
-	71,  // 126: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
-	73,  // 127: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
-	75,  // 128: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
-	77,  // 129: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
-	79,  // 130: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
-	81,  // 131: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
-	83,  // 132: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
-	85,  // 133: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
-	87,  // 134: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
-	91,  // 135: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
-	93,  // 136: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
-	97,  // 137: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
-	100, // 138: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	100, // 139: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	103, // 140: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
-	105, // 141: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
-	103, // [103:142] is the sub-list for method output_type
-	64,  // [64:103] is the sub-list for method input_type
-	64,  // [64:64] is the sub-list for extension type_name
-	64,  // [64:64] is the sub-list for extension extendee
-	0,   // [0:64] is the sub-list for field type_name
+	40,  // 31: tierq.v1.ClaimIdleResponse.messages:type_name -> tierq.v1.Message
+	0,   // 32: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
+	50,  // 33: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
+	25,  // 34: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
+	5,   // 35: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
+	53,  // 36: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
+	54,  // 37: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
+	55,  // 38: tierq.v1.ConsumeRequest.window:type_name -> tierq.v1.ConsumeWindow
+	40,  // 39: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
+	50,  // 40: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
+	57,  // 41: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
+	58,  // 42: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
+	59,  // 43: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
+	20,  // 44: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
+	61,  // 45: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
+	68,  // 46: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
+	72,  // 47: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
+	6,   // 48: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
+	11,  // 49: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 50: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 51: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
+	26,  // 52: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	27,  // 53: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 54: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 55: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
+	91,  // 56: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
+	92,  // 57: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
+	95,  // 58: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
+	20,  // 59: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
+	96,  // 60: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
+	97,  // 61: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
+	96,  // 62: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
+	20,  // 63: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
+	104, // 64: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
+	7,   // 65: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
+	12,  // 66: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
+	14,  // 67: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
+	18,  // 68: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
+	16,  // 69: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
+	22,  // 70: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
+	29,  // 71: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
+	31,  // 72: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
+	33,  // 73: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
+	35,  // 74: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
+	37,  // 75: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
+	39,  // 76: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
+	45,  // 77: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
+	46,  // 78: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
+	47,  // 79: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
+	48,  // 80: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
+	49,  // 81: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
+	43,  // 82: tierq.v1.GroupService.ClaimIdle:input_type -> tierq.v1.ClaimIdleRequest
+	62,  // 83: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
+	64,  // 84: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
+	66,  // 85: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
+	22,  // 86: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
+	56,  // 87: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
+	69,  // 88: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
+	71,  // 89: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
+	74,  // 90: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
+	76,  // 91: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
+	78,  // 92: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
+	80,  // 93: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
+	82,  // 94: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
+	84,  // 95: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
+	86,  // 96: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
+	88,  // 97: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
+	90,  // 98: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
+	94,  // 99: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
+	98,  // 100: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
+	100, // 101: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
+	101, // 102: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
+	103, // 103: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
+	106, // 104: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
+	8,   // 105: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
+	13,  // 106: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
+	15,  // 107: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
+	19,  // 108: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
+	17,  // 109: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
+	25,  // 110: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
+	30,  // 111: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
+	32,  // 112: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
+	34,  // 113: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
+	36,  // 114: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
+	38,  // 115: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
+	42,  // 116: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
+	51,  // 117: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
+	51,  // 118: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
+	51,  // 119: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
+	51,  // 120: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
+	51,  // 121: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
+	44,  // 122: tierq.v1.GroupService.ClaimIdle:output_type -> tierq.v1.ClaimIdleResponse
+	63,  // 123: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
+	65,  // 124: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
+	67,  // 125: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
+	52,  // 126: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
+	60,  // 127: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
+	70,  // 128: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
+	73,  // 129: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
+	75,  // 130: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
+	77,  // 131: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
+	79,  // 132: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
+	81,  // 133: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
+	83,  // 134: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
+	85,  // 135: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
+	87,  // 136: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
+	89,  // 137: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
+	93,  // 138: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
+	95,  // 139: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
+	99,  // 140: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
+	102, // 141: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	102, // 142: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	105, // 143: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
+	107, // 144: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
+	105, // [105:145] is the sub-list for method output_type
+	65,  // [65:105] is the sub-list for method input_type
+	65,  // [65:65] is the sub-list for extension type_name
+	65,  // [65:65] is the sub-list for extension extendee
+	0,   // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_tierq_proto_init() }
@@ -9091,48 +9301,49 @@ func file_tierq_v1_tierq_proto_init() {
 	file_tierq_v1_tierq_proto_msgTypes[32].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[34].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[38].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[39].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[40].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[41].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[42].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[45].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[43].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[44].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[47].OneofWrappers = []any{
 		(*PublishStreamResponse_Published)(nil),
 		(*PublishStreamResponse_Refused)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[46].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[47].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[49].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[48].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[49].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[51].OneofWrappers = []any{
 		(*ConsumeRequest_Start)(nil),
 		(*ConsumeRequest_Settle)(nil),
 		(*ConsumeRequest_Drain)(nil),
 		(*ConsumeRequest_Window)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[53].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[55].OneofWrappers = []any{
 		(*ConsumeResponse_Started)(nil),
 		(*ConsumeResponse_Messages)(nil),
 		(*ConsumeResponse_Settled)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[55].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[57].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[59].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[69].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[77].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[61].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[71].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[79].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[81].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[83].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[87].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[91].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[85].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[89].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[93].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[94].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[95].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[96].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[99].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[98].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[101].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_tierq_proto_rawDesc), len(file_tierq_v1_tierq_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   101,
+			NumMessages:   103,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

@@ -85,6 +85,8 @@ const (
 	GroupServiceRejectProcedure = "/tierq.v1.GroupService/Reject"
 	// GroupServiceExtendProcedure is the fully-qualified name of the GroupService's Extend RPC.
 	GroupServiceExtendProcedure = "/tierq.v1.GroupService/Extend"
+	// GroupServiceClaimIdleProcedure is the fully-qualified name of the GroupService's ClaimIdle RPC.
+	GroupServiceClaimIdleProcedure = "/tierq.v1.GroupService/ClaimIdle"
 	// GroupServiceListDeadLettersProcedure is the fully-qualified name of the GroupService's
 	// ListDeadLetters RPC.
 	GroupServiceListDeadLettersProcedure = "/tierq.v1.GroupService/ListDeadLetters"
@@ -373,8 +375,12 @@ type GroupServiceClient interface {
 	Release(context.Context, *connect.Request[v1.ReleaseRequest]) (*connect.Response[v1.SettleResponse], error)
 	// Reject makes dead letters now.
 	Reject(context.Context, *connect.Request[v1.RejectRequest]) (*connect.Response[v1.SettleResponse], error)
-	// Extend lengthens leases: each ends lease_ms from now.
+	// Extend lengthens leases: each ends lease_ms from now. OK means recorded: it holds at every later home.
 	Extend(context.Context, *connect.Request[v1.ExtendRequest]) (*connect.Response[v1.SettleResponse], error)
+	// ClaimIdle takes over messages whose holders do nothing with them: each counts an attempt, its old receipt is refused
+	// from then on, and the caller gets a new one. One without an attempt left becomes a dead letter. It may be asked of
+	// any host.
+	ClaimIdle(context.Context, *connect.Request[v1.ClaimIdleRequest]) (*connect.Response[v1.ClaimIdleResponse], error)
 	ListDeadLetters(context.Context, *connect.Request[v1.ListDeadLettersRequest]) (*connect.Response[v1.ListDeadLettersResponse], error)
 	RedriveDeadLetters(context.Context, *connect.Request[v1.RedriveDeadLettersRequest]) (*connect.Response[v1.RedriveDeadLettersResponse], error)
 	PurgeDeadLetters(context.Context, *connect.Request[v1.PurgeDeadLettersRequest]) (*connect.Response[v1.PurgeDeadLettersResponse], error)
@@ -457,6 +463,12 @@ func NewGroupServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(groupServiceMethods.ByName("Extend")),
 			connect.WithClientOptions(opts...),
 		),
+		claimIdle: connect.NewClient[v1.ClaimIdleRequest, v1.ClaimIdleResponse](
+			httpClient,
+			baseURL+GroupServiceClaimIdleProcedure,
+			connect.WithSchema(groupServiceMethods.ByName("ClaimIdle")),
+			connect.WithClientOptions(opts...),
+		),
 		listDeadLetters: connect.NewClient[v1.ListDeadLettersRequest, v1.ListDeadLettersResponse](
 			httpClient,
 			baseURL+GroupServiceListDeadLettersProcedure,
@@ -491,6 +503,7 @@ type groupServiceClient struct {
 	release            *connect.Client[v1.ReleaseRequest, v1.SettleResponse]
 	reject             *connect.Client[v1.RejectRequest, v1.SettleResponse]
 	extend             *connect.Client[v1.ExtendRequest, v1.SettleResponse]
+	claimIdle          *connect.Client[v1.ClaimIdleRequest, v1.ClaimIdleResponse]
 	listDeadLetters    *connect.Client[v1.ListDeadLettersRequest, v1.ListDeadLettersResponse]
 	redriveDeadLetters *connect.Client[v1.RedriveDeadLettersRequest, v1.RedriveDeadLettersResponse]
 	purgeDeadLetters   *connect.Client[v1.PurgeDeadLettersRequest, v1.PurgeDeadLettersResponse]
@@ -551,6 +564,11 @@ func (c *groupServiceClient) Extend(ctx context.Context, req *connect.Request[v1
 	return c.extend.CallUnary(ctx, req)
 }
 
+// ClaimIdle calls tierq.v1.GroupService.ClaimIdle.
+func (c *groupServiceClient) ClaimIdle(ctx context.Context, req *connect.Request[v1.ClaimIdleRequest]) (*connect.Response[v1.ClaimIdleResponse], error) {
+	return c.claimIdle.CallUnary(ctx, req)
+}
+
 // ListDeadLetters calls tierq.v1.GroupService.ListDeadLetters.
 func (c *groupServiceClient) ListDeadLetters(ctx context.Context, req *connect.Request[v1.ListDeadLettersRequest]) (*connect.Response[v1.ListDeadLettersResponse], error) {
 	return c.listDeadLetters.CallUnary(ctx, req)
@@ -583,8 +601,12 @@ type GroupServiceHandler interface {
 	Release(context.Context, *connect.Request[v1.ReleaseRequest]) (*connect.Response[v1.SettleResponse], error)
 	// Reject makes dead letters now.
 	Reject(context.Context, *connect.Request[v1.RejectRequest]) (*connect.Response[v1.SettleResponse], error)
-	// Extend lengthens leases: each ends lease_ms from now.
+	// Extend lengthens leases: each ends lease_ms from now. OK means recorded: it holds at every later home.
 	Extend(context.Context, *connect.Request[v1.ExtendRequest]) (*connect.Response[v1.SettleResponse], error)
+	// ClaimIdle takes over messages whose holders do nothing with them: each counts an attempt, its old receipt is refused
+	// from then on, and the caller gets a new one. One without an attempt left becomes a dead letter. It may be asked of
+	// any host.
+	ClaimIdle(context.Context, *connect.Request[v1.ClaimIdleRequest]) (*connect.Response[v1.ClaimIdleResponse], error)
 	ListDeadLetters(context.Context, *connect.Request[v1.ListDeadLettersRequest]) (*connect.Response[v1.ListDeadLettersResponse], error)
 	RedriveDeadLetters(context.Context, *connect.Request[v1.RedriveDeadLettersRequest]) (*connect.Response[v1.RedriveDeadLettersResponse], error)
 	PurgeDeadLetters(context.Context, *connect.Request[v1.PurgeDeadLettersRequest]) (*connect.Response[v1.PurgeDeadLettersResponse], error)
@@ -663,6 +685,12 @@ func NewGroupServiceHandler(svc GroupServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(groupServiceMethods.ByName("Extend")),
 		connect.WithHandlerOptions(opts...),
 	)
+	groupServiceClaimIdleHandler := connect.NewUnaryHandler(
+		GroupServiceClaimIdleProcedure,
+		svc.ClaimIdle,
+		connect.WithSchema(groupServiceMethods.ByName("ClaimIdle")),
+		connect.WithHandlerOptions(opts...),
+	)
 	groupServiceListDeadLettersHandler := connect.NewUnaryHandler(
 		GroupServiceListDeadLettersProcedure,
 		svc.ListDeadLetters,
@@ -705,6 +733,8 @@ func NewGroupServiceHandler(svc GroupServiceHandler, opts ...connect.HandlerOpti
 			groupServiceRejectHandler.ServeHTTP(w, r)
 		case GroupServiceExtendProcedure:
 			groupServiceExtendHandler.ServeHTTP(w, r)
+		case GroupServiceClaimIdleProcedure:
+			groupServiceClaimIdleHandler.ServeHTTP(w, r)
 		case GroupServiceListDeadLettersProcedure:
 			groupServiceListDeadLettersHandler.ServeHTTP(w, r)
 		case GroupServiceRedriveDeadLettersProcedure:
@@ -762,6 +792,10 @@ func (UnimplementedGroupServiceHandler) Reject(context.Context, *connect.Request
 
 func (UnimplementedGroupServiceHandler) Extend(context.Context, *connect.Request[v1.ExtendRequest]) (*connect.Response[v1.SettleResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.GroupService.Extend is not implemented"))
+}
+
+func (UnimplementedGroupServiceHandler) ClaimIdle(context.Context, *connect.Request[v1.ClaimIdleRequest]) (*connect.Response[v1.ClaimIdleResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.GroupService.ClaimIdle is not implemented"))
 }
 
 func (UnimplementedGroupServiceHandler) ListDeadLetters(context.Context, *connect.Request[v1.ListDeadLettersRequest]) (*connect.Response[v1.ListDeadLettersResponse], error) {
