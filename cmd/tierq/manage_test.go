@@ -89,7 +89,7 @@ func TestGoldenAdminTables(t *testing.T) {
 		{"queue resume q --json", `{"queue":"q","paused":false,"version":2}` + "\n"},
 		{"queue configure q --ttl 2s --mode log --retain-age 1h", "QUEUE  VERSION  PAUSED  MODE  ORDERING  OVERFLOW  DURABILITY  MAX_BODY_BYTES  MAX_BYTES    MAX_MESSAGES  TTL_MS  MAX_DELAY_MS  RETAIN_MS  RETAIN_BYTES  RETAIN_MESSAGES  DEDUP_MS  STRICT_SEQUENCE\n" +
 			"q      1        no      log   none      reject    available   9               17179869184  0             2000    0             3600000    0             0                0         no\n"},
-		{"group configure q g --max-attempts 3 --delays 1s,2s --backoff-factor 1.5", "GROUP  CONFIG_VERSION  PAUSED  LEASE_MS  MAX_ATTEMPTS  BACKOFF_MS  BACKOFF_FACTOR  BACKOFF_CAP_MS  JITTER_PERMILLE  DELAYS_MS  MAX_IN_FLIGHT  MAX_IN_FLIGHT_PER_CONSUMER  SINGLE_ACTIVE_CONSUMER\n"},
+		{"group configure q g --max-attempts 3 --delays 1s,2s --backoff-factor 1.5 --record-after 2s", "GROUP  CONFIG_VERSION  PAUSED  LEASE_MS  MAX_ATTEMPTS  BACKOFF_MS  BACKOFF_FACTOR  BACKOFF_CAP_MS  JITTER_PERMILLE  DELAYS_MS  MAX_IN_FLIGHT  MAX_IN_FLIGHT_PER_CONSUMER  SINGLE_ACTIVE_CONSUMER  RECORD_AFTER_MS\n"},
 		{"group pause q g", "GROUP  PAUSED  CONFIG_VERSION\ng      yes     2\n"},
 		{"group resume q g --json", `{"group":"g","paused":false,"config_version":3}` + "\n"},
 		{"group lag q", "GROUP  UNFINISHED  IN_FLIGHT  RETRYING  DEAD  WAITING  OLDEST_ADDRESS  OLDEST_AGE_MS  PAUSED\ng      0           0          0         0     0        0               0              no\n"},
@@ -109,7 +109,7 @@ func TestGoldenAdminTables(t *testing.T) {
 		got := s.ok(strings.Fields(c.args)...)
 		if strings.HasPrefix(c.args, "group configure") {
 			require.Equal(t, strings.Fields(c.want), strings.Fields(strings.SplitAfter(got, "\n")[0]), c.args)
-			require.Contains(t, strings.Join(strings.Fields(got), " "), "g 1 no 5000 3 0 1.50 0 0 1000,2000 0 0 no")
+			require.Contains(t, strings.Join(strings.Fields(got), " "), "g 1 no 5000 3 0 1.50 0 0 1000,2000 0 0 no 2000")
 			continue
 		}
 		require.Equal(t, c.want, got, c.args)
@@ -129,6 +129,11 @@ func TestAdminUsage(t *testing.T) {
 		"group explain q g 4 --key k":             "exclude",
 		"group configure q g --lease 13h":         "--lease",
 		"group configure q g --delays 1s,-1s":     "--delays",
+		"group configure q g --record-after 13h":  "--record-after",
+		"group create q h --record-after -1s":     "--record-after",
+		"group claim q g":                         "--min-idle",
+		"group claim q g --min-idle 13h":          "--min-idle",
+		"group claim q g --min-idle 1m --max 0":   "--max",
 		"delayed reschedule q 4":                  "--delay",
 		"delayed cancel q 4 --due yesterday":      "--due",
 		"delayed list q --limit 0":                "--limit",
@@ -214,4 +219,30 @@ func TestDeadSelection(t *testing.T) {
 	require.Equal(t, "REDRIVEN  SKIPPED\n2         0\n", run("dead redrive q --reason timeout --rate 5 --from 6"))
 	require.Equal(t, "PURGED\n4\n", run("dead purge q --all --limit 4"))
 	require.Equal(t, "PURGED\n1\n", run("dead purge q --older 0s --reason invalid"))
+}
+
+// Idle messages change hands, and with --release are anybody's.
+func TestGroupClaim(t *testing.T) {
+	s := newShell(t, 1)
+	s.ok("queue", "create", "q")
+	s.ok("group", "create", "q", "g", "--record-after", "500ms")
+	s.stdin = strings.NewReader("a\nb\n")
+	s.ok("send", "q", "--lines")
+	ds := s.ok("receive", "q", "--group", "g", "--max", "2", "--json")
+	receipt := strings.Split(ds, `"`)[5]
+	clienttest.Answer(s.fleet, func(r *tierqv1.ClaimIdleRequest) (*tierqv1.ClaimIdleResponse, error) {
+		if r.MinIdleMs != 60_000 || r.MaxMessages != 10 || r.Consumer != "me" || r.GetLeaseMs() != 5000 || r.Group != "g" {
+			return nil, code.New(code.InvalidArgument, "%v", r)
+		}
+		return &tierqv1.ClaimIdleResponse{DeadLettered: 1, Skipped: 2, Messages: []*tierqv1.Message{{Address: 1, Receipt: receipt, Body: []byte("a"), Attempt: 2}}}, nil
+	})
+	args := strings.Fields("group claim q g --min-idle 1m --max 10 --consumer me --lease 5s")
+	out, errs, exit := s.run(args...)
+	require.Zero(t, exit, errs)
+	require.Equal(t, "a\n", out)
+	require.Equal(t, "claimed 1, released 0, dead-lettered 1, settled meanwhile 2\n", errs)
+	out, errs, exit = s.run(append(args, "--release", "--json")...)
+	require.Zero(t, exit, errs)
+	require.Contains(t, out, `"attempt":2`)
+	require.Equal(t, "claimed 1, released 1, dead-lettered 1, settled meanwhile 2\n", errs)
 }
