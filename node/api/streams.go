@@ -156,14 +156,21 @@ type consumer struct {
 	window   int
 	windowB  int
 	sendMu   sync.Mutex
-	finished bool // the handler is about to return: nothing may be sent any more. Guarded by sendMu
-	mu       sync.Mutex
+	finished bool       // the handler is about to return: nothing may be sent any more. Guarded by sendMu
+	mu       sync.Mutex // guards the window too
 	room     *sync.Cond
-	held     map[string]int // receipts that are out, with their bytes
-	heldB    int
+	held     map[string]*heldMessage // receipts that are out
+	out      int                     // those of them that take room, with their bytes
+	outB     int
 	draining bool
 	ended    bool
 	unsent   []string // written by push, read when it has ended
+}
+
+// heldMessage takes room from its hand-out until its settle arrives, and is held until that is answered.
+type heldMessage struct {
+	bytes int
+	freed bool
 }
 
 func newConsumer(s streamService, stream *connect.BidiStream[tierqv1.ConsumeRequest, tierqv1.ConsumeResponse], m *tierqv1.ConsumeStart) (*consumer, error) {
@@ -172,7 +179,7 @@ func newConsumer(s streamService, stream *connect.BidiStream[tierqv1.ConsumeRequ
 	if err != nil {
 		return nil, err
 	}
-	c := &consumer{s: s, stream: stream, receive: r, window: int(m.GetWindowMessages()), windowB: int(m.GetWindowBytes()), held: map[string]int{}}
+	c := &consumer{s: s, stream: stream, receive: r, window: int(m.GetWindowMessages()), windowB: int(m.GetWindowBytes()), held: map[string]*heldMessage{}}
 	c.room = sync.NewCond(&c.mu)
 	if c.window == 0 {
 		c.window = defaultWindowMessages
@@ -262,10 +269,10 @@ func (c *consumer) push(ctx context.Context) error {
 func (c *consumer) awaitRoom() (messages, bytes int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for !c.ended && !c.draining && (len(c.held) >= c.window || c.heldB >= c.windowB) {
+	for !c.ended && !c.draining && (c.out >= c.window || c.outB >= c.windowB) {
 		c.room.Wait()
 	}
-	return c.window - len(c.held), c.windowB - c.heldB, !c.ended && !c.draining
+	return c.window - c.out, c.windowB - c.outB, !c.ended && !c.draining
 }
 
 func (c *consumer) hold(ds []Delivery) {
@@ -273,22 +280,50 @@ func (c *consumer) hold(ds []Delivery) {
 	defer c.mu.Unlock()
 	for _, d := range ds {
 		size := len(d.Message.Body) + len(d.Message.Key)
-		c.held[d.Receipt] = size
-		c.heldB += size
+		c.held[d.Receipt] = &heldMessage{bytes: size}
+		c.out++
+		c.outB += size
 	}
 }
 
-// settled gives the window back what is no longer out.
-func (c *consumer) settled(receipts []string) {
+// free gives the window back what the consumer is done with. What becomes of it need not be known for that: an ack takes a
+// commit, which the next messages do not wait for.
+func (c *consumer) free(receipts []string) {
 	c.mu.Lock()
 	for _, r := range receipts {
-		if size, ok := c.held[r]; ok {
-			delete(c.held, r)
-			c.heldB -= size
+		if h := c.held[r]; h != nil && !h.freed {
+			h.freed = true
+			c.out--
+			c.outB -= h.bytes
 		}
 	}
 	c.mu.Unlock()
 	c.room.Broadcast()
+}
+
+// settled forgets what is no longer out.
+func (c *consumer) settled(receipts []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range receipts {
+		delete(c.held, r)
+	}
+}
+
+// resize replaces the window.
+func (c *consumer) resize(w *tierqv1.ConsumeWindow) error {
+	messages, bytes := int(w.GetMessages()), int(w.GetBytes())
+	if messages > maxWindowMessages || bytes > maxWindowBytes {
+		return code.New(code.InvalidArgument, "window: %d messages and %d bytes, at most %d and %d are allowed", messages, bytes, maxWindowMessages, maxWindowBytes)
+	}
+	c.mu.Lock()
+	c.window = messages
+	if bytes > 0 {
+		c.windowB = bytes
+	}
+	c.mu.Unlock()
+	c.room.Broadcast()
+	return nil
 }
 
 // send sends one response, unless the stream is finished: a settle may be answered later than that.
@@ -326,7 +361,14 @@ func (c *consumer) read(ctx context.Context) error {
 			c.draining = true
 			c.mu.Unlock()
 			c.room.Broadcast()
+		case req.GetWindow() != nil:
+			if err := c.resize(req.GetWindow()); err != nil {
+				return err
+			}
 		case req.GetSettle() != nil:
+			if req.GetSettle().GetKind() != "extend" {
+				c.free(req.GetSettle().GetReceipts())
+			}
 			slots <- struct{}{}
 			wg.Add(1)
 			go func() {
@@ -334,7 +376,7 @@ func (c *consumer) read(ctx context.Context) error {
 				c.settle(ctx, req.GetSettle())
 			}()
 		default:
-			return code.New(code.InvalidArgument, "request: a stream is started once; then send settle or drain")
+			return code.New(code.InvalidArgument, "request: a stream is started once; then send settle, window or drain")
 		}
 	}
 }

@@ -94,7 +94,6 @@ type shelf struct {
 	cond     *sync.Cond
 	next, n  int
 	out      map[string]bool
-	maxOut   int
 	acked    []string
 	released []string
 	moved    bool
@@ -123,7 +122,6 @@ func (s *shelf) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch
 		s.out[d.Receipt] = true
 		ds = append(ds, d)
 	}
-	s.maxOut = max(s.maxOut, len(s.out))
 	return ds, 1, nil
 }
 
@@ -150,7 +148,7 @@ func TestConsumeWindow(t *testing.T) {
 	first, err := stream.Receive()
 	require.NoError(t, err)
 	require.Equal(t, uint32(8), first.GetStarted().GetWindowMessages())
-	got, id := 0, uint64(0)
+	got, id, settled := 0, uint64(0), 0
 	for got < 40 {
 		resp, err := stream.Receive()
 		require.NoError(t, err)
@@ -162,6 +160,8 @@ func TestConsumeWindow(t *testing.T) {
 			continue
 		}
 		got += len(receipts)
+		require.LessOrEqual(t, got-settled, 8, "what is out never exceeds the window")
+		settled += len(receipts)
 		id++
 		require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: &tierqv1.ConsumeSettle{Id: id, Kind: "ack", Receipts: receipts}}}))
 	}
@@ -174,7 +174,6 @@ func TestConsumeWindow(t *testing.T) {
 		defer s.mu.Unlock()
 		return len(s.out) == 0 && len(s.acked)+len(s.released) == s.next
 	}, 5*time.Second, time.Millisecond)
-	require.LessOrEqual(t, s.maxOut, 8)
 	require.GreaterOrEqual(t, len(s.acked), 40)
 }
 
@@ -252,4 +251,46 @@ func TestConsumeEndsBesideSettles(t *testing.T) {
 		}
 		require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
 	}
+}
+
+// TestConsumeResized pauses a stream, and opens its window again.
+func TestConsumeResized(t *testing.T) {
+	s := newShelf(100)
+	stream := streamClient(t, Options{Backend: s}).Consume(t.Context())
+	send := func(r *tierqv1.ConsumeRequest) { require.NoError(t, stream.Send(r)) }
+	window := func(n uint32) {
+		send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Window{Window: &tierqv1.ConsumeWindow{Messages: n}}})
+	}
+	var receipts []string
+	receive := func(n int) {
+		t.Helper()
+		for len(receipts) < n {
+			resp, err := stream.Receive()
+			require.NoError(t, err)
+			for _, m := range resp.GetMessages().GetMessages() {
+				receipts = append(receipts, m.GetReceipt())
+			}
+		}
+		require.Len(t, receipts, n)
+	}
+	send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q", WindowMessages: 2}}})
+	receive(2)
+	window(5)
+	receive(5)
+	window(0)
+	send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: &tierqv1.ConsumeSettle{Id: 1, Kind: "ack", Receipts: receipts}}})
+	for {
+		resp, err := stream.Receive()
+		require.NoError(t, err)
+		require.Nil(t, resp.GetMessages(), "a window of 0 is a pause")
+		if resp.GetSettled() != nil {
+			break
+		}
+	}
+	window(3)
+	receive(8)
+	window(1 << 20)
+	_, err := stream.Receive()
+	require.Equal(t, uint32(code.InvalidArgument), wireDetail(t, err).Code)
+	require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
 }

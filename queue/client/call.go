@@ -19,6 +19,7 @@ type apis struct {
 	group  tierqv1connect.GroupServiceClient
 	status tierqv1connect.StatusServiceClient
 	admin  tierqv1connect.AdminServiceClient
+	stream tierqv1connect.StreamServiceClient
 }
 
 // maxResponseBytes bounds one answer: a receive returns 4 MiB by default, and one message of 16 MiB whatever is asked.
@@ -35,6 +36,7 @@ func newAPIs(hc connect.HTTPClient, addr string) *apis {
 		group:  tierqv1connect.NewGroupServiceClient(hc, base, opts...),
 		status: tierqv1connect.NewStatusServiceClient(hc, base, opts...),
 		admin:  tierqv1connect.NewAdminServiceClient(hc, base, opts...),
+		stream: tierqv1connect.NewStreamServiceClient(hc, base, opts...),
 	}
 }
 

@@ -39,16 +39,19 @@ func (e *Reject) Error() string { return "reject: " + e.Reason }
 type ConsumeOptions struct {
 	// Concurrency is how many handlers run at once. Defaults to 1.
 	Concurrency int
-	// MaxInFlight bounds the messages leased at once: those that handlers work on, and those that wait for one, whose
-	// leases nobody lengthens. Defaults to Concurrency; more hides the way to the host behind short work.
+	// MaxInFlight bounds the messages leased at once: those that handlers work on, and those that wait for one. Defaults to
+	// Concurrency; more hides the way to the host behind short work. A queue of several partitions divides it among them,
+	// with at least one for each.
 	MaxInFlight int
-	// Wait is one long poll, at most 20 s. Defaults to 5 s.
+	// MaxInFlightBytes bounds the bodies and keys of those that wait, but for one message whatever its size. Defaults to 2 MiB.
+	MaxInFlightBytes int
+	// Wait is one long poll, at most 20 s, with hosts that do not stream. Defaults to 5 s.
 	Wait time.Duration
 	// Lease overrides the group's.
 	Lease time.Duration
 	// Consumer names this consumer.
 	Consumer string
-	// NoExtend lets leases run out under a handler. By default a lease is lengthened at its half.
+	// NoExtend lets leases run out under a handler, and before one has time. By default a lease is lengthened at its half.
 	NoExtend bool
 	// DrainTimeout is how long handlers may go on when the consumer stops; then their contexts end. Defaults to 30 s.
 	DrainTimeout time.Duration
@@ -61,27 +64,20 @@ type ConsumeOptions struct {
 func (o *ConsumeOptions) ensureDefaults() {
 	orInt(&o.Concurrency, 1)
 	o.MaxInFlight = max(o.MaxInFlight, o.Concurrency)
+	orInt(&o.MaxInFlightBytes, 2<<20)
 	orDuration(&o.Wait, defaultWait)
 	orDuration(&o.DrainTimeout, 30*time.Second)
 	orDuration(&o.AckTimeout, 30*time.Second)
 }
 
-// Limits of ack batching: an ack leaves at once when none is in flight, else with the next ones, at the latest when so
-// many are together or so much time has passed.
-const (
-	maxAckBatch = 32
-	maxAckDelay = 20 * time.Millisecond
-	// maxUnacked bounds the finished messages whose ack is not answered; beyond it handlers wait.
-	maxUnacked = 1024
-)
-
 // Consume runs h on the messages of group until ctx ends or the fleet says that there is nothing to go on with (the
-// queue or group does not exist, this client has no right). It follows the group's home. On the way out it starts no new
-// message, lets handlers finish, settles what they finished, and releases what no handler has seen. It returns nil if
-// ctx ended it.
+// queue or group does not exist, this client has no right). It is served from every partition at once, by a stream to the
+// group's home in each, which it follows when it moves; a host or proxy that does not stream is polled. On the way out it
+// starts no new message, lets handlers finish, settles what they finished, and releases what no handler has seen. It returns
+// nil if ctx ended it.
 func (c *Client) Consume(ctx context.Context, queue, group string, h Handler, o ConsumeOptions) error {
 	o.ensureDefaults()
-	l := &consumer{c: c, queue: queue, group: group, h: h, o: o, slots: make(chan struct{}, o.MaxInFlight), work: make(chan *Delivery, o.MaxInFlight)}
+	l := &consumer{c: c, queue: queue, group: group, h: h, o: o}
 	return l.run(ctx)
 }
 
@@ -91,27 +87,112 @@ type consumer struct {
 	queue, group string
 	h            Handler
 	o            ConsumeOptions
-	slots        chan struct{} // one token a leased message
-	work         chan *Delivery
+	lanes        []*lane
+	work         chan *job // has room for all that may be leased
 	workers      sync.WaitGroup
-	stopped      <-chan struct{} // ctx's end: what no handler has seen is released
-	acks         acker
+	stopped      <-chan struct{} // what no handler has seen is released
+	leases       *leases
+}
+
+// job is one leased message on its way through a consumer.
+type job struct {
+	*Delivery
+	lane    *lane
+	session *session // nil: it was polled
+	size    int
+
+	// Guarded by the leases' mu.
+	due  time.Time // when its lease is to be lengthened
+	lost func()    // ends its handler's context; nil before it has one
+	gone bool      // the lease is lost
 }
 
 func (l *consumer) run(ctx context.Context) error {
-	l.stopped = ctx.Done()
-	l.acks = acker{l: l, room: make(chan struct{}, maxUnacked)}
+	n, err := l.partitions(ctx)
+	if n == 0 {
+		return err
+	}
+	serving, stop := context.WithCancel(ctx)
+	defer stop()
+	l.stopped = serving.Done()
+	l.divide(int(n))
+	l.leases = newLeases(l)
+	keeping := l.leases.start()
 	handlers, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	for range l.o.Concurrency {
 		l.workers.Add(1)
 		go l.worker(handlers)
 	}
-	err := l.fetch(ctx)
+	err = l.serve(serving, stop)
 	close(l.work)
 	l.drain(cancel)
-	l.acks.wait()
+	for _, n := range l.lanes {
+		n.acks.wait()
+	}
+	l.closeLanes()
+	keeping()
 	return err
+}
+
+// partitions asks until it is told, or told that there is nothing to ask for. 0 without an error: ctx ended.
+func (l *consumer) partitions(ctx context.Context) (uint32, error) {
+	for refused := 0; ; refused++ {
+		n, err := l.c.partitionsOf(ctx, l.queue)
+		switch {
+		case err == nil:
+			return n, nil
+		case ctx.Err() != nil:
+			return 0, nil
+		case !worthWaiting(codeOf(err)):
+			return 0, err
+		}
+		if l.c.sleep(ctx, l.c.retryPause(refused, codeOf(err))) != nil {
+			return 0, nil
+		}
+	}
+}
+
+// divide makes a lane for each of n partitions and divides what may be in flight among them.
+func (l *consumer) divide(n int) {
+	total := max(l.o.MaxInFlight, n)
+	for p := range n {
+		window := total / n
+		if p < total%n {
+			window++
+		}
+		l.lanes = append(l.lanes, newLane(l, uint32(p), window, max(l.o.MaxInFlightBytes/n, 1)))
+	}
+	l.work = make(chan *job, total)
+}
+
+// serve runs the lanes until ctx ends or one of them has nothing to go on with, which ends all.
+func (l *consumer) serve(ctx context.Context, stop func()) error {
+	errs := make(chan error, len(l.lanes))
+	for _, n := range l.lanes {
+		go func() {
+			err := n.serve(ctx)
+			if err != nil {
+				stop()
+			}
+			errs <- err
+		}()
+	}
+	var first error
+	for range l.lanes {
+		if err := <-errs; first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func (l *consumer) closeLanes() {
+	var all sync.WaitGroup
+	for _, n := range l.lanes {
+		all.Go(n.close)
+	}
+	all.Wait()
 }
 
 // drain waits for the handlers, and ends their contexts if that takes too long.
@@ -129,36 +210,6 @@ func (l *consumer) drain(cancel context.CancelFunc) {
 	}
 }
 
-// fetch leases messages as slots come free.
-func (l *consumer) fetch(ctx context.Context) error {
-	refused := 0
-	for {
-		n := l.takeSlots(ctx)
-		if n == 0 {
-			return nil
-		}
-		ds, err := l.c.Receive(ctx, l.queue, l.group, ReceiveOptions{Max: n, Wait: l.o.Wait, Lease: l.o.Lease, Consumer: l.o.Consumer})
-		l.freeSlots(n - len(ds))
-		for _, d := range ds {
-			l.work <- d
-		}
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err == nil:
-			refused = 0
-			continue
-		case !worthWaiting(codeOf(err)):
-			return err
-		}
-		l.c.log.Debug("receive", zap.String("queue", l.queue), zap.String("group", l.group), zap.Error(err))
-		if l.c.sleep(ctx, l.c.retryPause(refused, codeOf(err))) != nil {
-			return nil
-		}
-		refused++
-	}
-}
-
 // worthWaiting reports whether a receive may succeed later without anybody changing this program.
 func worthWaiting(e *code.Error) bool {
 	switch e.Code.Info().Class {
@@ -168,79 +219,48 @@ func worthWaiting(e *code.Error) bool {
 	return false
 }
 
-// takeSlots waits for one free slot and takes up to a receive's worth; 0 when ctx ended.
-func (l *consumer) takeSlots(ctx context.Context) int {
-	select {
-	case l.slots <- struct{}{}:
-	case <-ctx.Done():
-		return 0
-	}
-	if ctx.Err() != nil {
-		return 0
-	}
-	n := 1
-	for ; n < 1000; n++ {
-		select {
-		case l.slots <- struct{}{}:
-		default:
-			return n
-		}
-	}
-	return n
-}
-
-func (l *consumer) freeSlots(n int) {
-	for range n {
-		<-l.slots
-	}
-}
-
 func (l *consumer) worker(ctx context.Context) {
 	defer l.workers.Done()
-	for d := range l.work {
+	for j := range l.work {
 		select {
 		case <-l.stopped:
-			l.release(d)
+			l.leases.drop(j)
+			l.settle(j, &settling{kind: "release"})
 		default:
-			l.handle(ctx, d)
+			l.handle(ctx, j)
 		}
-		<-l.slots
+		j.lane.free(j)
 	}
 }
 
 // handle runs the handler and settles the message by what it returned.
-func (l *consumer) handle(ctx context.Context, d *Delivery) {
+func (l *consumer) handle(ctx context.Context, j *job) {
 	hctx, cancel := context.WithCancel(ctx)
-	extended := make(chan struct{})
-	go func() {
-		defer close(extended)
-		l.extend(hctx, cancel, d)
-	}()
-	err := l.h(hctx, d)
+	defer cancel()
+	if !l.leases.begin(j, cancel) {
+		return // it was lost while it waited: it comes again
+	}
+	err := l.h(hctx, j.Delivery)
 	cancel()
-	<-extended
+	l.leases.drop(j)
 	var reject *Reject
 	switch {
 	case err == nil:
-		l.acks.add(d)
+		j.lane.acks.add(j)
 		return
 	case errors.Is(err, ErrRelease):
-		l.release(d)
+		l.settle(j, &settling{kind: "release"})
 		return
 	case errors.As(err, &reject):
-		l.settle(d, func(ctx context.Context) ([]Settled, error) {
-			return l.c.Reject(ctx, l.queue, l.group, reject.Reason, d.Receipt)
-		})
+		l.settle(j, &settling{kind: "reject", reason: reject.Reason})
 		return
 	}
-	delay := time.Duration(-1)
+	s := &settling{kind: "nack", delay: -1, reason: reasonOf(err)}
 	var after *NackAfter
 	if errors.As(err, &after) {
-		delay = after.Delay
+		s.delay = after.Delay
 	}
-	l.settle(d, func(ctx context.Context) ([]Settled, error) {
-		return l.c.Nack(ctx, l.queue, l.group, delay, reasonOf(err), d.Receipt)
-	})
+	l.settle(j, s)
 }
 
 // reasonOf cuts a handler's error to what a dead letter keeps.
@@ -250,122 +270,24 @@ func reasonOf(err error) string {
 	return s[:min(len(s), maxReason)]
 }
 
-// extend lengthens d's lease at its half until ctx ends, and ends the handler's context when the lease is lost.
-func (l *consumer) extend(ctx context.Context, lost context.CancelFunc, d *Delivery) {
-	lease := d.Lease
-	if lease <= 0 || l.o.NoExtend {
-		return
-	}
-	for l.c.sleep(ctx, lease/2) == nil {
-		call, cancel := context.WithTimeout(ctx, lease/2)
-		_, err := l.c.Extend(call, l.queue, l.group, lease, d.Receipt)
-		cancel()
-		if err == nil || ctx.Err() != nil {
-			continue
-		}
-		if e := codeOf(err); e.Code == code.UnknownDelivery || e.Code == code.StaleOwner {
-			l.c.log.Warn("lease lost under a handler", zap.String("queue", l.queue), zap.Uint64("address", d.Address), zap.Error(e))
-			lost()
-			return
-		}
-	}
-}
-
-func (l *consumer) release(d *Delivery) {
-	l.settle(d, func(ctx context.Context) ([]Settled, error) {
-		return l.c.Release(ctx, l.queue, l.group, d.Receipt)
-	})
-}
-
 // settle does one settling call for one message. It ignores the consumer's end: what was finished is reported.
-func (l *consumer) settle(d *Delivery, f func(context.Context) ([]Settled, error)) {
+func (l *consumer) settle(j *job, s *settling) {
 	ctx, cancel := context.WithTimeout(context.Background(), l.o.AckTimeout)
 	defer cancel()
-	rs, _ := f(ctx)
-	l.settled([]*Delivery{d}, rs)
+	rs, _ := j.lane.settle(ctx, s, []string{j.Receipt})
+	l.settled([]*job{j}, rs)
 }
 
-func (l *consumer) settled(ds []*Delivery, rs []Settled) {
-	for i, d := range ds {
+func (l *consumer) settled(js []*job, rs []Settled) {
+	for i, j := range js {
 		if i >= len(rs) {
 			continue
 		}
 		if rs[i].Err != nil {
-			l.c.log.Debug("not settled", zap.String("queue", l.queue), zap.Uint64("address", d.Address), zap.Error(rs[i].Err))
+			l.c.log.Debug("not settled", zap.String("queue", l.queue), zap.Uint64("address", j.Address), zap.Error(rs[i].Err))
 		}
 		if l.o.OnSettled != nil {
-			l.o.OnSettled(d, rs[i])
+			l.o.OnSettled(j.Delivery, rs[i])
 		}
 	}
 }
-
-// acker batches the acks of one consumer. Several calls may be in flight.
-type acker struct {
-	l    *consumer
-	room chan struct{}
-
-	mu       sync.Mutex
-	waiting  []*Delivery
-	inFlight int
-	timed    bool
-	calls    sync.WaitGroup
-}
-
-// add takes over d, which is done. It waits while too many acks are unanswered.
-func (a *acker) add(d *Delivery) {
-	a.room <- struct{}{}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.waiting = append(a.waiting, d)
-	switch {
-	case a.inFlight == 0 || len(a.waiting) >= maxAckBatch:
-		a.flushLocked()
-	case !a.timed:
-		a.timed = true
-		a.calls.Add(1)
-		go a.flushLater()
-	}
-}
-
-func (a *acker) flushLater() {
-	defer a.calls.Done()
-	<-a.l.c.opts.Clock.After(maxAckDelay)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.timed = false
-	a.flushLocked()
-}
-
-func (a *acker) flushLocked() {
-	if len(a.waiting) == 0 {
-		return
-	}
-	ds := a.waiting
-	a.waiting = nil
-	a.inFlight++
-	a.calls.Add(1)
-	go a.send(ds)
-}
-
-func (a *acker) send(ds []*Delivery) {
-	defer a.calls.Done()
-	receipts := make([]string, len(ds))
-	for i, d := range ds {
-		receipts[i] = d.Receipt
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), a.l.o.AckTimeout)
-	defer cancel()
-	rs, _ := a.l.c.Ack(ctx, a.l.queue, a.l.group, receipts...)
-	a.l.settled(ds, rs)
-	for range ds {
-		<-a.room
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.inFlight--; a.inFlight == 0 {
-		a.flushLocked()
-	}
-}
-
-// wait returns when every ack that was added has been answered.
-func (a *acker) wait() { a.calls.Wait() }

@@ -51,8 +51,9 @@ type Fleet struct {
 	// Digests overrides ShardDigest's answer.
 	digests []*tierqv1.ReplicaDigest
 	// What the administrative calls answer, by the request's type.
-	answers map[reflect.Type]any
-	strict  bool
+	answers   map[reflect.Type]any
+	strict    bool
+	noStreams bool
 }
 
 // Call describes a call to a hook.
@@ -100,6 +101,7 @@ func (h *Host) start(t testing.TB, addr string) {
 	mux.Handle(tierqv1connect.NewQueueServiceHandler(v, opt))
 	mux.Handle(tierqv1connect.NewGroupServiceHandler(v, opt))
 	mux.Handle(tierqv1connect.NewStatusServiceHandler(v, opt))
+	mux.Handle(tierqv1connect.NewStreamServiceHandler(v, opt))
 	mux.Handle(tierqv1connect.NewAdminServiceHandler(adminView{h.f}, opt))
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
@@ -362,16 +364,21 @@ func (i *interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 
 func (f *Fleet) fateOf(h *Host, req connect.AnyRequest) Fate {
 	proc := req.Spec().Procedure
-	proc = proc[strings.LastIndexByte(proc, '/')+1:]
+	c := Call{Procedure: proc[strings.LastIndexByte(proc, '/')+1:]}
+	c.Publish, _ = req.Any().(*tierqv1.PublishRequest)
+	return f.ask(h, c)
+}
+
+// ask counts a call and asks the hook.
+func (f *Fleet) ask(h *Host, c Call) Fate {
 	f.mu.Lock()
-	f.calls[proc]++
-	c := Call{Host: h.ID, Procedure: proc, N: f.calls[proc]}
+	f.calls[c.Procedure]++
+	c.Host, c.N = h.ID, f.calls[c.Procedure]
 	hook := f.hook
 	f.mu.Unlock()
 	if hook == nil {
 		return Fate{}
 	}
-	c.Publish, _ = req.Any().(*tierqv1.PublishRequest)
 	return hook(c)
 }
 

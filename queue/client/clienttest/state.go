@@ -450,7 +450,10 @@ func (f *Fleet) leaseLocked(q *queueState, g *groupState, n int) []*tierqv1.Mess
 		c := &tierqv1.Message{
 			Address: m.Address, Body: m.Body, Headers: m.Headers, Key: m.Key, PublishedUnixMs: m.PublishedUnixMs, LeaseMs: m.LeaseMs,
 			ProducerId: m.ProducerId, Seq: m.Seq, Attempt: g.fails[m.Address] + 1,
-			Receipt: fmt.Sprintf("r.%d.%d.%d.%d", m.Address, f.epochOf(q), f.lease, q.number), Partition: q.number,
+			Receipt: fmt.Sprintf("r.%d.%d.%d", m.Address, f.epochOf(q), f.lease), Partition: q.number,
+		}
+		if q.number > 0 {
+			c.Receipt += fmt.Sprintf(".%d", q.number)
 		}
 		out = append(out, c)
 	}
@@ -461,6 +464,9 @@ func (f *Fleet) leaseLocked(q *queueState, g *groupState, n int) []*tierqv1.Mess
 // checkLocked reads a receipt; code.OK when its lease is the current one.
 func (f *Fleet) checkLocked(q *queueState, g *groupState, receipt string) (uint64, code.Code) {
 	parts := strings.Split(receipt, ".")
+	if len(parts) == 4 {
+		parts = append(parts, "0")
+	}
 	if len(parts) != 5 || parts[0] != "r" {
 		return 0, code.InvalidReceipt
 	}
@@ -491,8 +497,11 @@ func (v *view) settle(queue string, p *uint32, group string, receipts []string, 
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if q := f.queues[queue]; p == nil && q != nil && len(q.parts) > 1 && len(receipts) > 0 {
-		n, _ := strconv.ParseUint(receipts[0][strings.LastIndexByte(receipts[0], '.')+1:], 10, 32)
-		of := uint32(n) // all of one partition, as far as this fleet goes
+		of := uint32(0) // all of one partition, as far as this fleet goes
+		if fields := strings.Split(receipts[0], "."); len(fields) == 5 {
+			n, _ := strconv.ParseUint(fields[4], 10, 32)
+			of = uint32(n)
+		}
 		p = &of
 	}
 	q, g, err := v.homeLocked(queue, p, group)
@@ -519,31 +528,23 @@ func (v *view) settle(queue string, p *uint32, group string, receipts []string, 
 }
 
 func (v *view) Ack(_ context.Context, r *connect.Request[tierqv1.AckRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) {
-		g.acked[a] = true
-		delete(g.leases, a)
-	})
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, v.settling("ack", ""))
 }
 
 func (v *view) Nack(_ context.Context, r *connect.Request[tierqv1.NackRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) {
-		g.fails[a]++
-		delete(g.leases, a)
-	})
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, v.settling("nack", ""))
 }
 
 func (v *view) Release(_ context.Context, r *connect.Request[tierqv1.ReleaseRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(_ *queueState, g *groupState, a uint64) { delete(g.leases, a) })
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, v.settling("release", ""))
 }
 
 func (v *view) Reject(_ context.Context, r *connect.Request[tierqv1.RejectRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(q *queueState, g *groupState, a uint64) {
-		g.kill(q.messages[a-1], g.fails[a]+1, r.Msg.Reason)
-	})
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, v.settling("reject", r.Msg.Reason))
 }
 
 func (v *view) Extend(_ context.Context, r *connect.Request[tierqv1.ExtendRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
-	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, func(*queueState, *groupState, uint64) {})
+	return v.settle(r.Msg.Queue, r.Msg.Partition, r.Msg.Group, r.Msg.Receipts, v.settling("extend", ""))
 }
 
 func (v *view) ListDeadLetters(_ context.Context, r *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {

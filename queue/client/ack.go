@@ -1,0 +1,89 @@
+package client
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Limits of ack batching: an ack leaves at once when none is in flight, else with the next ones, at the latest when so
+// many are together or so much time has passed.
+const (
+	maxAckBatch = 32
+	maxAckDelay = 20 * time.Millisecond
+	// maxUnacked bounds the finished messages whose ack is not answered; beyond it handlers wait.
+	maxUnacked = 1024
+)
+
+// acker batches the acks of one lane. Several calls may be in flight.
+type acker struct {
+	n    *lane
+	room chan struct{}
+
+	mu       sync.Mutex
+	waiting  []*job
+	inFlight int
+	timed    bool
+	calls    sync.WaitGroup
+}
+
+func newAcker(n *lane) *acker { return &acker{n: n, room: make(chan struct{}, maxUnacked)} }
+
+// add takes over j, which is done. It waits while too many acks are unanswered.
+func (a *acker) add(j *job) {
+	a.room <- struct{}{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.waiting = append(a.waiting, j)
+	switch {
+	case a.inFlight == 0 || len(a.waiting) >= maxAckBatch:
+		a.flushLocked()
+	case !a.timed:
+		a.timed = true
+		a.calls.Add(1)
+		go a.flushLater()
+	}
+}
+
+func (a *acker) flushLater() {
+	defer a.calls.Done()
+	<-a.n.l.c.opts.Clock.After(maxAckDelay)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.timed = false
+	a.flushLocked()
+}
+
+func (a *acker) flushLocked() {
+	if len(a.waiting) == 0 {
+		return
+	}
+	js := a.waiting
+	a.waiting = nil
+	a.inFlight++
+	a.calls.Add(1)
+	go a.send(js)
+}
+
+func (a *acker) send(js []*job) {
+	defer a.calls.Done()
+	receipts := make([]string, len(js))
+	for i, j := range js {
+		receipts[i] = j.Receipt
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), a.n.l.o.AckTimeout)
+	defer cancel()
+	rs, _ := a.n.settle(ctx, &settling{kind: "ack"}, receipts)
+	a.n.l.settled(js, rs)
+	for range js {
+		<-a.room
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.inFlight--; a.inFlight == 0 {
+		a.flushLocked()
+	}
+}
+
+// wait returns when every ack that was added has been answered.
+func (a *acker) wait() { a.calls.Wait() }

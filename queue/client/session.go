@@ -1,0 +1,133 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"connectrpc.com/connect"
+
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// session is one Consume stream of a lane, from the host's start to its end. Its reader ends it.
+type session struct {
+	n         *lane
+	link      *link
+	bidi      *connect.BidiStreamForClient[tierqv1.ConsumeRequest, tierqv1.ConsumeResponse]
+	end       context.CancelCauseFunc
+	delivered atomic.Bool
+
+	sendMu sync.Mutex // one sender at a time
+	closed bool       // nothing more may be sent
+
+	mu      sync.Mutex
+	lastID  uint64
+	pending map[uint64]chan []*tierqv1.SettleResult
+
+	ended    chan struct{} // closed when the reader is done; then these hold:
+	err      *code.Error
+	answered bool // a host ended it, not the network
+}
+
+// read takes what the host sends until the stream ends.
+func (s *session) read(first *tierqv1.ConsumeResponse) {
+	for m, err := first, error(nil); ; m, err = s.bidi.Receive() {
+		if err != nil {
+			s.finish(err)
+			return
+		}
+		switch {
+		case m.GetMessages() != nil:
+			s.delivered.Store(true)
+			s.n.take(s, m.GetMessages().GetMessages())
+		case m.GetSettled() != nil:
+			s.settled(m.GetSettled())
+		}
+	}
+}
+
+func (s *session) settled(m *tierqv1.ConsumeSettled) {
+	s.mu.Lock()
+	one := s.pending[m.GetId()]
+	delete(s.pending, m.GetId())
+	s.mu.Unlock()
+	if one != nil {
+		results := m.GetResults()
+		if results == nil {
+			results = []*tierqv1.SettleResult{}
+		}
+		one <- results
+	}
+}
+
+func (s *session) finish(err error) {
+	if errors.Is(err, io.EOF) {
+		s.err, s.answered = &code.Error{Code: code.Unavailable, Effect: code.EffectNone, Text: s.link.addr + " ended the stream"}, true
+	} else {
+		s.err, s.answered = asError(err, s.link.addr, true, false)
+	}
+	s.end(nil)
+	s.closeAll()
+	close(s.ended)
+}
+
+// closeAll frees what the stream has of the connection.
+func (s *session) closeAll() {
+	s.closeRequest()
+	_ = s.bidi.CloseResponse()
+}
+
+func (s *session) closeRequest() {
+	s.sendMu.Lock()
+	defer s.sendMu.Unlock()
+	if !s.closed {
+		s.closed = true
+		_ = s.bidi.CloseRequest()
+	}
+}
+
+// send sends one request. A failure ends the stream at its reader, which knows why.
+func (s *session) send(m *tierqv1.ConsumeRequest) bool {
+	s.sendMu.Lock()
+	defer s.sendMu.Unlock()
+	if s.closed {
+		return false
+	}
+	_ = s.bidi.Send(m)
+	return true
+}
+
+// settle settles by the stream. Without results the stream has ended, or ctx: sent says whether the host may have got it.
+func (s *session) settle(ctx context.Context, how *settling, receipts []string) (results []*tierqv1.SettleResult, sent bool) {
+	answer := make(chan []*tierqv1.SettleResult, 1)
+	s.mu.Lock()
+	s.lastID++
+	id := s.lastID
+	s.pending[id] = answer
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.pending, id)
+	}()
+	m := &tierqv1.ConsumeSettle{Id: id, Kind: how.kind, Receipts: receipts, DelayMs: how.delayMs(), Reason: how.reason, LeaseMs: wireMillis(how.lease)}
+	if !s.send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: m}}) {
+		return nil, false
+	}
+	select {
+	case results := <-answer:
+		return results, true
+	case <-s.ended:
+	case <-ctx.Done():
+	}
+	select {
+	case results := <-answer:
+		return results, true
+	default:
+		return nil, true
+	}
+}
