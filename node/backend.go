@@ -369,6 +369,12 @@ func (n *Node) CreateGroup(ctx context.Context, r api.CreateGroup) (api.GroupInf
 			return api.GroupInfo{}, err
 		}
 	}
+	// Of a group that exists only the same creation is answered.
+	if have, ok := d.reader.GroupByName(r.Name); !ok || have.Config.DeadLetterQueue != r.Config.DeadLetterQueue {
+		if err := n.mayNameDeadLetterQueue(ctx, d.shard, r.Config.DeadLetterQueue); err != nil {
+			return api.GroupInfo{}, err
+		}
+	}
 	g, err := d.createGroup(ctx, r.Name, r.Config, r.Start, first, operation(r.OperationID))
 	if err != nil {
 		return api.GroupInfo{}, err
@@ -429,6 +435,7 @@ func (n *Node) groupInfoWith(queueName string, d *desk, g queue.GroupInfo, s hom
 	if p, ok := n.view().Placement(d.shard); ok {
 		info.Partition = p.Partition
 	}
+	info.Parked = d.parkedExport(g.ID)
 	return info
 }
 

@@ -233,7 +233,11 @@ func (n *Node) ConfigureGroup(ctx context.Context, name string, p api.Partition,
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
-	cfg.DeadLetterQueue = g.Config.DeadLetterQueue
+	if cfg.DeadLetterQueue != g.Config.DeadLetterQueue {
+		if err := n.mayNameDeadLetterQueue(ctx, d.shard, cfg.DeadLetterQueue); err != nil {
+			return api.GroupInfo{}, err
+		}
+	}
 	if g, err = d.configureGroup(ctx, g.ID, cfg, version); err != nil {
 		return api.GroupInfo{}, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/node/outbox"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
 	"github.com/tierq/tierq/queue/home"
@@ -60,6 +61,8 @@ type desk struct {
 	keeper  *home.Keeper
 	receipt *home.Receipts
 	batcher *batcher
+	outbox  *outbox.Outbox // nil: the state has no exports
+	boot    func() time.Duration
 	metrics *metrics
 	log     *zap.Logger
 
@@ -80,6 +83,7 @@ type deskOptions struct {
 	Reader     queue.Reader
 	Raft       raft
 	Fleet      fleet
+	Targets    outbox.Targets
 	ReceiptKey []byte
 	Boot       func() time.Duration
 	Metrics    *metrics
@@ -89,7 +93,7 @@ type deskOptions struct {
 func openDesk(o deskOptions) (*desk, error) {
 	d := &desk{
 		shard: o.Shard, self: o.Self, host: o.Host, reader: o.Reader, raft: o.Raft, fleet: o.Fleet, metrics: o.Metrics,
-		log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1), purging: make(chan struct{}, 1),
+		boot: o.Boot, log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1), purging: make(chan struct{}, 1),
 	}
 	k, err := home.NewKeeper(home.Options{
 		Shard: o.Shard, Self: o.Self, Reader: o.Reader, Propose: d.proposeForHome, ReadIndex: o.Raft.ReadIndex, Stamp: o.Raft.Stamp,
@@ -100,6 +104,12 @@ func openDesk(o deskOptions) (*desk, error) {
 	}
 	d.keeper, d.receipt = k, home.NewReceipts(o.ReceiptKey)
 	d.batcher = newBatcher(o.Raft.ProposeAsync, o.Raft.Stamp, proposeTimeout, o.Metrics)
+	if state, ok := o.Reader.(outbox.State); ok && o.Targets != nil {
+		d.outbox = outbox.New(outbox.Options{
+			Shard: o.Shard, Self: o.Self, State: state, Targets: o.Targets, Propose: d.proposeForHome, ReadIndex: o.Raft.ReadIndex, Stamp: o.Raft.Stamp,
+			Now: o.Boot, Exported: o.Metrics.countExports, Logger: d.log,
+		})
+	}
 	d.groups.Store(true)
 	d.moved.Store(true)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -116,6 +126,9 @@ func openDesk(o deskOptions) (*desk, error) {
 func (d *desk) Close(ctx context.Context) error {
 	d.stop()
 	d.batcher.Close()
+	if d.outbox != nil {
+		d.outbox.Close()
+	}
 	err := d.keeper.Close(ctx)
 	d.done.Wait()
 	return err
@@ -164,14 +177,20 @@ func refusal(res queue.Result) error {
 // applied is called in the apply goroutine: it must not block.
 func (d *desk) applied(a queue.Applied) {
 	d.keeper.Applied(a)
+	if d.outbox != nil {
+		d.outbox.Applied(a)
+	}
 	if len(a.Groups) > 0 {
 		d.groups.Store(true)
 	}
 	d.moved.Store(true)
 }
 
-// nudge wakes the housekeeper: a leader or the catalog has changed.
+// nudge wakes the housekeeper, and what waits for other queues: a leader or the catalog has changed.
 func (d *desk) nudge() {
+	if d.outbox != nil {
+		d.outbox.Nudge()
+	}
 	select {
 	case d.wake <- struct{}{}:
 	default:

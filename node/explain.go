@@ -106,7 +106,7 @@ func (x *explainer) stored(m *queue.StoredMessage) error {
 	}
 	switch {
 	case len(dead) == 1 && dead[0].Address == m.Address:
-		x.say("dead", "it has been a dead letter since %s after %d attempts: redrive it with `tierq dead redrive`, or purge it", at(dead[0].DeadAt), dead[0].Attempts)
+		x.dead(&dead[0])
 	case seen.Leased:
 		x.out.Consumer, x.out.Deadline = seen.Held.Consumer, x.now+queue.Stamp(seen.Held.Left.Milliseconds())
 		x.say("leased", "%s has held it for %s, and may until %s: it is waiting for the ack", consumerName(seen.Held.Consumer), seen.Held.HeldFor.Round(time.Millisecond), at(x.out.Deadline))
@@ -125,6 +125,26 @@ func (x *explainer) stored(m *queue.StoredMessage) error {
 		return x.ready(m, seen)
 	}
 	return nil
+}
+
+// dead explains a dead letter.
+func (x *explainer) dead(d *queue.DeadLetter) {
+	since := fmt.Sprintf("it has been a dead letter since %s after %d attempts: ", at(d.DeadAt), d.Attempts)
+	parked := x.d.parkedExport(x.group.ID)
+	switch to := x.group.Config.DeadLetterQueue; {
+	case d.ExportState == queue.ExportExporting && parked != nil:
+		x.say("dead", "%sit is being published to dead-letter queue %s, which does not take it (%s): it is tried again", since, parked.Queue, parked.Text)
+	case d.ExportState == queue.ExportExporting:
+		x.say("dead", "%sit is being published to the dead-letter queue: redrive it from there", since)
+	case d.ExportState == queue.ExportPending && parked != nil:
+		x.say("dead", "%sit waits for dead-letter queue %s behind dead letter %d (%s): `tierq dead redrive` and `purge` still work", since, parked.Queue, uint64(parked.Address), parked.Text)
+	case d.ExportState == queue.ExportPending && to != "":
+		x.say("dead", "%sit goes on to dead-letter queue %s next", since, to)
+	case to != "":
+		x.say("dead", "%sit stays here, as it died before the group named a dead-letter queue, or no queue can take it: redrive it with `tierq dead redrive`, or purge it", since)
+	default:
+		x.say("dead", "%sredrive it with `tierq dead redrive`, or purge it", since)
+	}
 }
 
 func consumerName(name string) string {
@@ -239,7 +259,9 @@ func (x *explainer) whole() {
 	if x.obstacle() {
 		return
 	}
-	switch {
+	switch parked := x.d.parkedExport(x.group.ID); {
+	case c.Unfinished == 0 && parked != nil:
+		x.say("dead-letters-parked", "everything is finished but %d dead letters, which dead-letter queue %s does not take: %s", x.group.Exports, parked.Queue, parked.Text)
 	case c.Unfinished == 0:
 		x.say("idle", "everything is finished: %d acked, %d dead", c.Acked, c.Dead)
 	case s.Ready > 0 || s.More:

@@ -15,6 +15,8 @@ type metrics struct {
 	commitSeconds prometheus.Histogram
 	homesReplaced prometheus.Counter
 	chores        prometheus.Counter
+	exported      prometheus.Counter
+	exportGivenUp prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -31,7 +33,15 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		homesReplaced: prometheus.NewCounter(prometheus.CounterOpts{Name: "tierq_homes_replaced_total", Help: "Homes that this host, as the leader's, proposed to replace because their host was silent."}),
 		chores:        prometheus.NewCounter(prometheus.CounterOpts{Name: "tierq_housekeeping_proposals_total", Help: "Retention commands proposed: reclaim, park, expire, drop."}),
 	}
-	reg.MustRegister(m.published, m.publishedB, m.duplicates, m.refused, m.delivered, m.settled, m.forwarded,
+	m.exported = prometheus.NewCounter(prometheus.CounterOpts{Name: "tierq_outbox_exported_total", Help: "Dead letters that homes on this host have carried to their dead-letter queues."})
+	m.exportGivenUp = prometheus.NewCounter(prometheus.CounterOpts{Name: "tierq_outbox_given_up_total", Help: "Dead letters that no queue could take, which stay where they are."})
+	reg.MustRegister(m.exported, m.exportGivenUp, m.published, m.publishedB, m.duplicates, m.refused, m.delivered, m.settled, m.forwarded,
 		m.batchMessages, m.commitSeconds, m.homesReplaced, m.chores)
 	return m
+}
+
+// countExports counts what an outbox has done.
+func (m *metrics) countExports(exported, givenUp int) {
+	m.exported.Add(float64(exported))
+	m.exportGivenUp.Add(float64(givenUp))
 }

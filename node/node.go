@@ -20,6 +20,7 @@ import (
 
 	"github.com/tierq/tierq/host"
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/peer/peerv1/peerv1connect"
 	"github.com/tierq/tierq/node/admin"
 	"github.com/tierq/tierq/node/api"
 	"github.com/tierq/tierq/queue"
@@ -148,6 +149,7 @@ func (n *Node) serve(ls Listeners) {
 		count := func(c code.Code) { n.metrics.refused.WithLabelValues(c.String()).Inc() }
 		local := api.NewServer(api.Options{Backend: n, Logger: n.log, OnRefusal: count})
 		local.Mount(n.raft.Peers())
+		n.raft.Peers().Handle(peerv1connect.NewOutboxServiceHandler(exportService{n}))
 		public := api.NewServer(api.Options{Backend: n, Logger: n.log, Forward: n.raft.Peers().Client, OnForward: n.metrics.forwarded.Inc, OnRefusal: count})
 		mux := http.NewServeMux()
 		public.Mount(mux)
@@ -314,6 +316,9 @@ func (n *Node) onInstalled(shard uint64) {
 	n.mu.RUnlock()
 	if d != nil {
 		d.keeper.Installed()
+		if d.outbox != nil {
+			d.outbox.Installed()
+		}
 		d.groups.Store(true)
 	}
 }
@@ -321,7 +326,7 @@ func (n *Node) onInstalled(shard uint64) {
 func (n *Node) onStarted(shard uint64, replica queue.ReplicaID, r queue.Reader) {
 	key := n.raft.Catalog().MACKey()
 	d, err := openDesk(deskOptions{
-		Shard: shard, Self: replica, Host: n.id, Reader: r, Raft: hostRaft{n.raft, shard}, Fleet: n, ReceiptKey: key[:],
+		Shard: shard, Self: replica, Host: n.id, Reader: r, Raft: hostRaft{n.raft, shard}, Fleet: n, Targets: exports{n, shard}, ReceiptKey: key[:],
 		Boot: n.raft.Clock().Boot, Metrics: n.metrics, Logger: n.log,
 	})
 	if err != nil {

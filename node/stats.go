@@ -55,6 +55,19 @@ type GroupStats struct {
 	MaxInFlight    uint32              `json:"max_in_flight"`
 	Counters       queue.GroupCounters `json:"counters"`
 	AtHome         *home.GroupStats    `json:"at_home,omitempty"`
+	// DeadLetterQueue is where dead letters go on to, Exports how many are on their way or wait for it.
+	DeadLetterQueue string       `json:"dead_letter_queue,omitempty"`
+	Exports         uint64       `json:"exports"`
+	Parked          *ParkedStats `json:"parked,omitempty"`
+}
+
+// ParkedStats is why dead letters do not go on to their dead-letter queue; at the home only.
+type ParkedStats struct {
+	Code            string `json:"code"`
+	Text            string `json:"text"`
+	ForMs           uint64 `json:"for_ms"`
+	Address         uint64 `json:"address"`
+	DeadLetterQueue string `json:"dead_letter_queue"`
 }
 
 // stats reads one queue; every partition at one applied index.
@@ -118,6 +131,10 @@ func (n *Node) fillPartition(p *PartitionStats, d *desk) {
 		if s, ok := atHome[g.ID]; ok && g.Home == d.self {
 			gs.AtHome = &s
 		}
+		gs.DeadLetterQueue, gs.Exports = g.Config.DeadLetterQueue, g.Exports
+		if x := d.parkedExport(g.ID); x != nil {
+			gs.Parked = &ParkedStats{Code: x.Code.String(), Text: x.Text, ForMs: uint64(x.For.Milliseconds()), Address: uint64(x.Address), DeadLetterQueue: x.Queue}
+		}
 		p.Groups = append(p.Groups, gs)
 	}
 }
@@ -173,6 +190,8 @@ var (
 	descFlight  = prometheus.NewDesc("tierq_group_in_flight", "Messages leased now; at the home only.", []string{"queue", "partition", "group"}, nil)
 	descWaiting = prometheus.NewDesc("tierq_group_waiting_receives", "Receives that wait; at the home only.", []string{"queue", "partition", "group"}, nil)
 	descRetries = prometheus.NewDesc("tierq_group_retries_total", "Failures recorded.", []string{"queue", "partition", "group"}, nil)
+	descExports = prometheus.NewDesc("tierq_outbox_waiting", "Dead letters on their way to the dead-letter queue, or waiting for it.", []string{"queue", "partition", "group"}, nil)
+	descParked  = prometheus.NewDesc("tierq_outbox_parked_seconds", "For how long the group's dead letters have not gone on, by reason; at the home only.", []string{"queue", "partition", "group", "code"}, nil)
 	descDead    = prometheus.NewDesc("tierq_group_dead", "Dead letters now.", []string{"queue", "partition", "group"}, nil)
 )
 
@@ -180,7 +199,7 @@ func newCollector(n *Node) prometheus.Collector { return collector{n} }
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUptime, descDesks, descQuorum, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead} {
+	for _, d := range []*prometheus.Desc{descUptime, descDesks, descQuorum, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead, descExports, descParked} {
 		ch <- d
 	}
 }
@@ -209,6 +228,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			for _, g := range p.Groups {
 				gauge(descLag, float64(g.Counters.Unfinished), q.Name, part, g.Name)
 				gauge(descDead, float64(g.Counters.Dead), q.Name, part, g.Name)
+				gauge(descExports, float64(g.Exports), q.Name, part, g.Name)
+				if g.Parked != nil {
+					gauge(descParked, float64(g.Parked.ForMs)/1000, q.Name, part, g.Name, g.Parked.Code)
+				}
 				ch <- prometheus.MustNewConstMetric(descRetries, prometheus.CounterValue, float64(g.Counters.Retries), q.Name, part, g.Name)
 				if g.AtHome != nil {
 					gauge(descFlight, float64(g.AtHome.Leased), q.Name, part, g.Name)

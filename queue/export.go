@@ -9,7 +9,14 @@ func (x *expirer) number(d *DeadLetter) {
 	d.ExportNumber, d.ExportState = x.g.exported, ExportPending
 	x.g.exports++
 	x.b.Set(appendKey2(x.key[:0], kindExport, uint64(x.g.id), d.ExportNumber), encodeExport(x.val[:0], d.Address))
-	x.event.Exports = x.g.id
+	x.noteExport()
+}
+
+// noteExport tells the outbox; a command is about one group.
+func (x *expirer) noteExport() {
+	if len(x.event.Exports) == 0 {
+		x.event.Exports = []GroupID{x.g.id}
+	}
 }
 
 // dropExport takes a dead letter out of the index; the caller removes or rewrites its record.
@@ -88,7 +95,7 @@ func (x *expirer) export(c *ExpireEntry, e *entryState) bool {
 		return false
 	}
 	x.putDeadLetter(e)
-	x.event.Exports = x.g.id
+	x.noteExport()
 	return true
 }
 

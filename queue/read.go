@@ -178,7 +178,7 @@ type Applied struct {
 	Last     Address   // the partition's last address
 	Appended bool      // messages were appended
 	Delayed  bool      // the delayed index got a new entry or a change
-	Exports  GroupID   // the group of which a dead letter got an export number, or moved along its export; 0: none
+	Exports  []GroupID // groups of which a dead letter got an export number, or moved along its export
 	Redrive  bool      // some messages became deliverable out of order (redrive, purge, reset)
 	Groups   []GroupID // groups created, deleted, reset, configured, or given a home
 }

@@ -69,7 +69,7 @@ func (f *deadFilter) check() error {
 func (f *deadFilter) ms() uint64 { return uint64(f.older.Milliseconds()) }
 
 func (a *app) listDead(ctx context.Context, c *client.Client, req *tierqv1.ListDeadLettersRequest, limit uint32) error {
-	t := newTable("ADDRESS", "ATTEMPTS", "REASON", "FIRST_FAILURE", "DEAD", "BYTES")
+	t := newTable("ADDRESS", "ATTEMPTS", "REASON", "FIRST_FAILURE", "DEAD", "BYTES", "EXPORT", "EXPORT_NUMBER")
 	if a.json {
 		t.columns = append(t.columns, "BODY", "BODY_BASE64")
 	}
@@ -91,7 +91,7 @@ func (a *app) listDead(ctx context.Context, c *client.Client, req *tierqv1.ListD
 }
 
 func deadRow(d *tierqv1.DeadLetter, body bool) []any {
-	row := []any{d.Address, d.Attempts, d.Reason, stamp(d.FirstFailureUnixMs), stamp(d.DeadUnixMs), len(d.Body)}
+	row := []any{d.Address, d.Attempts, d.Reason, stamp(d.FirstFailureUnixMs), stamp(d.DeadUnixMs), len(d.Body), d.ExportState, d.ExportNumber}
 	if body {
 		text, raw := jsonBody(d.Body)
 		row = append(row, text, json.RawMessage("null"))

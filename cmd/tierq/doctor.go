@@ -189,5 +189,7 @@ func (d *doctor) examineGroup(q *tierqv1.Queue, g *tierqv1.Group, full, alive ma
 	d.check("in-flight", subject, g.InFlight <= g.Unfinished+g.Acked, resultFail, "%d in flight of %d unfinished", g.InFlight, g.Unfinished)
 	limit := uint64(g.GetConfig().GetMaxInFlight())
 	d.check("limits", subject, limit == 0 || g.InFlight <= limit, resultFail, "%d in flight, at most %d are allowed", g.InFlight, limit)
+	parked := g.GetParked()
+	d.check("dead-letters", subject, parked == nil, resultWarn, "%d dead letters have waited %d ms for queue %s: %s", g.Exports, parked.GetForMs(), parked.GetDeadLetterQueue(), parked.GetText())
 	d.check("retrying", subject, g.Retrying <= g.Unfinished, resultFail, "%d retrying of %d unfinished", g.Retrying, g.Unfinished)
 }

@@ -70,6 +70,7 @@ func groupCreate(a *app) *cobra.Command {
 	f.BoolVar(&cfg.SingleActiveConsumer, "single-active-consumer", false, "hand out to one consumer at a time")
 	f.BoolVar(&cfg.Paused, "paused", false, "hand out nothing yet")
 	f.DurationVar(&record, "record-after", 0, "a lease open so long outlives its home (default 1s)")
+	f.StringVar(&cfg.DeadLetterQueue, "dead-letter-queue", "", "queue that dead letters go on to (default: they stay)")
 	f.Uint64Var(&home, "home", 0, "host that serves the group (default: the fleet chooses)")
 	return c
 }

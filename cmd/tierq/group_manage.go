@@ -148,9 +148,9 @@ func groupLag(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				t := newTable("GROUP", "UNFINISHED", "IN_FLIGHT", "RETRYING", "DEAD", "WAITING", "OLDEST_ADDRESS", "OLDEST_AGE_MS", "PAUSED")
+				t := newTable("GROUP", "UNFINISHED", "IN_FLIGHT", "RETRYING", "DEAD", "WAITING", "OLDEST_ADDRESS", "OLDEST_AGE_MS", "PAUSED", "EXPORTS", "PARKED")
 				for _, g := range gs {
-					t.add(g.Name, g.Unfinished, g.InFlight, g.Retrying, g.Dead, g.WaitingReceives, g.OldestAddress, g.OldestAgeMs, g.Config.GetPaused())
+					t.add(g.Name, g.Unfinished, g.InFlight, g.Retrying, g.Dead, g.WaitingReceives, g.OldestAddress, g.OldestAgeMs, g.Config.GetPaused(), g.Exports, g.GetParked().GetName())
 				}
 				return a.print(t)
 			})
@@ -199,6 +199,7 @@ func groupConfigure(a *app) *cobra.Command {
 				whenGiven(cmd, "max-in-flight-per-consumer", &c.MaxInFlightPerConsumer, given.MaxInFlightPerConsumer)
 				whenGiven(cmd, "single-active-consumer", &c.SingleActiveConsumer, given.SingleActiveConsumer)
 				whenGiven(cmd, "record-after", &c.RecordAfterMs, uint64(record.Milliseconds()))
+				whenGiven(cmd, "dead-letter-queue", &c.DeadLetterQueue, given.DeadLetterQueue)
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				g, err := findGroup(ctx, c, args[0], args[1])
@@ -228,6 +229,7 @@ func groupConfigure(a *app) *cobra.Command {
 	f.Uint32Var(&given.MaxInFlightPerConsumer, "max-in-flight-per-consumer", 0, "messages leased at once by one named consumer; 0 is no limit of its own")
 	f.BoolVar(&given.SingleActiveConsumer, "single-active-consumer", false, "hand out to one consumer at a time")
 	f.DurationVar(&record, "record-after", 0, "a lease open so long outlives its home; 0 is the default, 1s")
+	f.StringVar(&given.DeadLetterQueue, "dead-letter-queue", "", "queue that dead letters go on to; they stay: --dead-letter-queue=")
 	return c
 }
 
@@ -255,9 +257,9 @@ func policyTable(g *tierqv1.Group) *table {
 		delays = append(delays, strconv.FormatUint(d, 10))
 	}
 	t := newTable("GROUP", "CONFIG_VERSION", "PAUSED", "LEASE_MS", "MAX_ATTEMPTS", "BACKOFF_MS", "BACKOFF_FACTOR", "BACKOFF_CAP_MS", "JITTER_PERMILLE", "DELAYS_MS",
-		"MAX_IN_FLIGHT", "MAX_IN_FLIGHT_PER_CONSUMER", "SINGLE_ACTIVE_CONSUMER", "RECORD_AFTER_MS")
+		"MAX_IN_FLIGHT", "MAX_IN_FLIGHT_PER_CONSUMER", "SINGLE_ACTIVE_CONSUMER", "RECORD_AFTER_MS", "DEAD_LETTER_QUEUE")
 	t.add(g.Name, g.ConfigVersion, c.GetPaused(), c.GetLeaseMs(), c.GetMaxAttempts(), c.GetBackoffBaseMs(), float64(c.GetBackoffFactorPermille())/1000,
 		c.GetBackoffCapMs(), c.GetJitterPermille(), strings.Join(delays, ","), c.GetMaxInFlight(), c.GetMaxInFlightPerConsumer(), c.GetSingleActiveConsumer(),
-		c.GetRecordAfterMs())
+		c.GetRecordAfterMs(), c.GetDeadLetterQueue())
 	return t
 }

@@ -89,10 +89,10 @@ func TestGoldenAdminTables(t *testing.T) {
 		{"queue resume q --json", `{"queue":"q","paused":false,"version":2}` + "\n"},
 		{"queue configure q --ttl 2s --mode log --retain-age 1h", "QUEUE  VERSION  PAUSED  MODE  ORDERING  OVERFLOW  DURABILITY  MAX_BODY_BYTES  MAX_BYTES    MAX_MESSAGES  TTL_MS  MAX_DELAY_MS  RETAIN_MS  RETAIN_BYTES  RETAIN_MESSAGES  DEDUP_MS  STRICT_SEQUENCE\n" +
 			"q      1        no      log   none      reject    available   9               17179869184  0             2000    0             3600000    0             0                0         no\n"},
-		{"group configure q g --max-attempts 3 --delays 1s,2s --backoff-factor 1.5 --record-after 2s", "GROUP  CONFIG_VERSION  PAUSED  LEASE_MS  MAX_ATTEMPTS  BACKOFF_MS  BACKOFF_FACTOR  BACKOFF_CAP_MS  JITTER_PERMILLE  DELAYS_MS  MAX_IN_FLIGHT  MAX_IN_FLIGHT_PER_CONSUMER  SINGLE_ACTIVE_CONSUMER  RECORD_AFTER_MS\n"},
+		{"group configure q g --max-attempts 3 --delays 1s,2s --backoff-factor 1.5 --record-after 2s", "GROUP  CONFIG_VERSION  PAUSED  LEASE_MS  MAX_ATTEMPTS  BACKOFF_MS  BACKOFF_FACTOR  BACKOFF_CAP_MS  JITTER_PERMILLE  DELAYS_MS  MAX_IN_FLIGHT  MAX_IN_FLIGHT_PER_CONSUMER  SINGLE_ACTIVE_CONSUMER  RECORD_AFTER_MS  DEAD_LETTER_QUEUE\n"},
 		{"group pause q g", "GROUP  PAUSED  CONFIG_VERSION\ng      yes     2\n"},
 		{"group resume q g --json", `{"group":"g","paused":false,"config_version":3}` + "\n"},
-		{"group lag q", "GROUP  UNFINISHED  IN_FLIGHT  RETRYING  DEAD  WAITING  OLDEST_ADDRESS  OLDEST_AGE_MS  PAUSED\ng      0           0          0         0     0        0               0              no\n"},
+		{"group lag q", "GROUP  UNFINISHED  IN_FLIGHT  RETRYING  DEAD  WAITING  OLDEST_ADDRESS  OLDEST_AGE_MS  PAUSED  EXPORTS  PARKED\ng      0           0          0         0     0        0               0              no      0        -\n"},
 		{"group consumers q g", "CONSUMER  IN_FLIGHT  ACTIVE\none       2          yes\n-         1          no\n"},
 		{"group consumers q g --messages", "CONSUMER  ADDRESS  ATTEMPT  HELD_MS  LEFT_MS\none       4        1        20       29980\n"},
 		{"group explain q g 5 --json", `{"verdict":"retrying","address":5,"attempts":1,"not_before":"2023-11-14T22:13:20Z","consumer":"","lease_ends":"0001-01-01T00:00:00Z","blocked_by":0,"behind":0,"ready":0,"in_flight":0,"retrying":0,"blocked":0,"waiting":0,"text":"attempt 1 failed"}` + "\n"},

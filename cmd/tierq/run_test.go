@@ -298,10 +298,10 @@ func TestDeadLetters(t *testing.T) {
 	s.stdin = strings.NewReader("a\nb\nc\n")
 	s.ok("send", "q", "--lines")
 	s.fleet.Kill("q", "g", "it is\nbad", 1, 2, 3)
-	require.Equal(t, "ADDRESS  ATTEMPTS  REASON     FIRST_FAILURE         DEAD                  BYTES\n"+
-		"1        5         it is bad  2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  1\n"+
-		"2        5         it is bad  2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  1\n", s.ok("dead", "list", "q", "--group", "g", "--limit", "2"))
-	require.Contains(t, s.ok("dead", "list", "q", "--group", "g", "--from", "3", "--json"), `"bytes":1,"body":"c","body_base64":null}]`)
+	require.Equal(t, "ADDRESS  ATTEMPTS  REASON     FIRST_FAILURE         DEAD                  BYTES  EXPORT  EXPORT_NUMBER\n"+
+		"1        5         it is bad  2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  1      -       0\n"+
+		"2        5         it is bad  2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  1      -       0\n", s.ok("dead", "list", "q", "--group", "g", "--limit", "2"))
+	require.Contains(t, s.ok("dead", "list", "q", "--group", "g", "--from", "3", "--json"), `"bytes":1,"export":"","export_number":0,"body":"c","body_base64":null}]`)
 	require.Equal(t, "REDRIVEN  SKIPPED\n1         1\n", s.ok("dead", "redrive", "q", "1", "9", "--group", "g"))
 	require.Equal(t, "PURGED\n2\n", s.ok("dead", "purge", "q", "--all", "--group", "g"))
 	require.Equal(t, "a\n", s.ok("receive", "q", "--group", "g"))

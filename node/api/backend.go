@@ -149,6 +149,8 @@ type GroupInfo struct {
 	HomeAPI   string
 	InFlight  int
 	Waiting   int
+	// Parked is why dead letters do not go on to their queue; nil: they do, or another host is the home.
+	Parked *ParkedExport
 	// Oldest is the message that has waited longest, for OldestAge; 0: none. Told by lists and descriptions.
 	Oldest    queue.Address
 	OldestAge time.Duration

@@ -110,7 +110,7 @@ func (s groupService) askHomes(ctx context.Context, queueName string, partition 
 			}
 			for _, told := range resp.Msg.GetGroups() {
 				if g := wanted[told.GetId()]; g != nil && told.GetHomeHost() == host {
-					g.InFlight, g.WaitingReceives = told.GetInFlight(), told.GetWaitingReceives()
+					g.InFlight, g.WaitingReceives, g.Parked = told.GetInFlight(), told.GetWaitingReceives(), told.GetParked()
 				}
 			}
 		})
@@ -408,6 +408,7 @@ func (s groupService) ListDeadLetters(ctx context.Context, req *connect.Request[
 		out.DeadLetters = append(out.DeadLetters, &tierqv1.DeadLetter{
 			Address: uint64(d.Address), Attempts: d.Attempts, Reason: d.Reason, FirstFailureUnixMs: uint64(d.FirstFailure), DeadUnixMs: uint64(d.DeadAt),
 			Body: d.Message.Body, Headers: protoHeaders(d.Message.Headers), Key: d.Message.Key, Partition: m.GetPartition(),
+			ExportNumber: d.ExportNumber, ExportState: exportState(d.ExportState), TargetShard: d.Target,
 		})
 	}
 	return connect.NewResponse(out), nil
@@ -604,7 +605,8 @@ func groupConfig(c *tierqv1.GroupConfig) queue.GroupConfig {
 		LeaseMs: c.GetLeaseMs(), MaxAttempts: c.GetMaxAttempts(), BackoffBaseMs: c.GetBackoffBaseMs(), BackoffFactorPermille: c.GetBackoffFactorPermille(),
 		BackoffCapMs: c.GetBackoffCapMs(), JitterPermille: c.GetJitterPermille(), DelaysMs: c.GetDelaysMs(), MaxInFlight: c.GetMaxInFlight(),
 		MaxInFlightPerConsumer: c.GetMaxInFlightPerConsumer(), SingleActiveConsumer: c.GetSingleActiveConsumer(), Paused: c.GetPaused(),
-		RecordAfterMs: c.GetRecordAfterMs(),
+		RecordAfterMs:   c.GetRecordAfterMs(),
+		DeadLetterQueue: c.GetDeadLetterQueue(),
 	}
 }
 
@@ -613,7 +615,8 @@ func protoGroupConfig(c queue.GroupConfig) *tierqv1.GroupConfig {
 		LeaseMs: c.LeaseMs, MaxAttempts: c.MaxAttempts, BackoffBaseMs: c.BackoffBaseMs, BackoffFactorPermille: c.BackoffFactorPermille,
 		BackoffCapMs: c.BackoffCapMs, JitterPermille: c.JitterPermille, DelaysMs: c.DelaysMs, MaxInFlight: c.MaxInFlight,
 		MaxInFlightPerConsumer: c.MaxInFlightPerConsumer, SingleActiveConsumer: c.SingleActiveConsumer, Paused: c.Paused,
-		RecordAfterMs: c.RecordAfterMs,
+		RecordAfterMs:   c.RecordAfterMs,
+		DeadLetterQueue: c.DeadLetterQueue,
 	}
 }
 
@@ -625,5 +628,6 @@ func protoGroup(g GroupInfo) *tierqv1.Group {
 		ConfigVersion: g.ConfigVersion, StartAddress: uint64(g.Start), Exported: g.Counters.Exported, Expired: g.Counters.Expired,
 		Purged: g.Counters.Purged, Cancelled: g.Counters.Cancelled, RetriesTotal: g.Counters.Retries, DeadTotal: g.Counters.DeadTotal,
 		RedrivenTotal: g.Counters.Redriven, OldestAddress: uint64(g.Oldest), OldestAgeMs: uint64(g.OldestAge.Milliseconds()),
+		Exports: g.Exports, Parked: protoParked(g.Parked),
 	}
 }

@@ -110,6 +110,10 @@ func mergeGroup(parts []*tierqv1.Group) *tierqv1.Group {
 		sum.RetriesTotal += g.GetRetriesTotal()
 		sum.DeadTotal += g.GetDeadTotal()
 		sum.RedrivenTotal += g.GetRedrivenTotal()
+		sum.Exports += g.GetExports()
+		if sum.Parked == nil {
+			sum.Parked = g.GetParked()
+		}
 		if g.GetOldestAgeMs() > sum.GetOldestAgeMs() {
 			sum.OldestAgeMs, sum.OldestAddress = g.GetOldestAgeMs(), g.GetOldestAddress()
 		}

@@ -105,8 +105,8 @@ func New(o Options) *Outbox {
 
 // Applied takes what an applied command changed. It does not block.
 func (b *Outbox) Applied(a queue.Applied) {
-	if a.Exports != 0 {
-		b.look(a.Exports, false)
+	for _, id := range a.Exports {
+		b.look(id, false)
 	}
 	for _, id := range a.Groups {
 		b.look(id, true)

@@ -191,11 +191,18 @@ func merge(all *queue.Applied, one queue.Applied) {
 	all.Appended = all.Appended || one.Appended
 	all.Delayed = all.Delayed || one.Delayed
 	all.Redrive = all.Redrive || one.Redrive
-	for _, g := range one.Groups {
-		if !slices.Contains(all.Groups, g) {
-			all.Groups = append(all.Groups, g)
+	all.Groups = join(all.Groups, one.Groups)
+	all.Exports = join(all.Exports, one.Exports)
+}
+
+// join adds the ids that are not there.
+func join(all, more []queue.GroupID) []queue.GroupID {
+	for _, g := range more {
+		if !slices.Contains(all, g) {
+			all = append(all, g)
 		}
 	}
+	return all
 }
 
 // Lookup implements IOnDiskStateMachine. The query is a func(queue.Reader) any, whose value is returned. An error of

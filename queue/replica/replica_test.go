@@ -281,3 +281,17 @@ func TestCheckpointSnapshotStandsAtItsEntry(t *testing.T) {
 	require.Equal(t, queue.Index(2), at)
 	require.Equal(t, 3, keys, "meta, one message, one count")
 }
+
+// TestUpdateTellsOfExports: what single entries of an Update changed is told together, each group once.
+func TestUpdateTellsOfExports(t *testing.T) {
+	r := newRig(t, nil)
+	config := queue.GroupConfig{DeadLetterQueue: "dead"}
+	config.EnsureDefaults()
+	die := func(a queue.Address) *queue.Expire {
+		return &queue.Expire{Stamp: t0, Group: 1, Epoch: 1, Entries: []queue.ExpireEntry{{Kind: queue.ExpireDead, Address: a, Attempts: 1}}}
+	}
+	_, err := r.Update(r.entries(t, &queue.Group{Stamp: t0, Op: queue.GroupCreate, OperationID: 1, Name: "g", Config: config, FirstHome: 1},
+		publish("a"), publish("b"), die(1), die(2), publish("c")))
+	require.NoError(t, err)
+	require.Equal(t, []queue.Applied{{Index: 6, Last: 3, Appended: true, Groups: []queue.GroupID{1}, Exports: []queue.GroupID{1}}}, r.applied)
+}

@@ -24,6 +24,104 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type OutboxPublishRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Shard uint64                 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	// An encoded Enqueue command (docs/format/command.md) of one publish of a dead-letter outbox. Its stamp does not count.
+	Command       []byte `protobuf:"bytes,2,opt,name=command,proto3" json:"command,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutboxPublishRequest) Reset() {
+	*x = OutboxPublishRequest{}
+	mi := &file_peerv1_peer_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutboxPublishRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutboxPublishRequest) ProtoMessage() {}
+
+func (x *OutboxPublishRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_peerv1_peer_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutboxPublishRequest.ProtoReflect.Descriptor instead.
+func (*OutboxPublishRequest) Descriptor() ([]byte, []int) {
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *OutboxPublishRequest) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *OutboxPublishRequest) GetCommand() []byte {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+type OutboxPublishResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// An encoded result with the answer to the publish.
+	Result        []byte `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutboxPublishResponse) Reset() {
+	*x = OutboxPublishResponse{}
+	mi := &file_peerv1_peer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutboxPublishResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutboxPublishResponse) ProtoMessage() {}
+
+func (x *OutboxPublishResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_peerv1_peer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutboxPublishResponse.ProtoReflect.Descriptor instead.
+func (*OutboxPublishResponse) Descriptor() ([]byte, []int) {
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *OutboxPublishResponse) GetResult() []byte {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
 type HelloRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -32,7 +130,7 @@ type HelloRequest struct {
 
 func (x *HelloRequest) Reset() {
 	*x = HelloRequest{}
-	mi := &file_peerv1_peer_proto_msgTypes[0]
+	mi := &file_peerv1_peer_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -44,7 +142,7 @@ func (x *HelloRequest) String() string {
 func (*HelloRequest) ProtoMessage() {}
 
 func (x *HelloRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[0]
+	mi := &file_peerv1_peer_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -57,7 +155,7 @@ func (x *HelloRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HelloRequest.ProtoReflect.Descriptor instead.
 func (*HelloRequest) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{0}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{2}
 }
 
 type HelloResponse struct {
@@ -73,7 +171,7 @@ type HelloResponse struct {
 
 func (x *HelloResponse) Reset() {
 	*x = HelloResponse{}
-	mi := &file_peerv1_peer_proto_msgTypes[1]
+	mi := &file_peerv1_peer_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -85,7 +183,7 @@ func (x *HelloResponse) String() string {
 func (*HelloResponse) ProtoMessage() {}
 
 func (x *HelloResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[1]
+	mi := &file_peerv1_peer_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -98,7 +196,7 @@ func (x *HelloResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HelloResponse.ProtoReflect.Descriptor instead.
 func (*HelloResponse) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{1}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *HelloResponse) GetHostId() uint64 {
@@ -133,7 +231,7 @@ type CatalogMember struct {
 
 func (x *CatalogMember) Reset() {
 	*x = CatalogMember{}
-	mi := &file_peerv1_peer_proto_msgTypes[2]
+	mi := &file_peerv1_peer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -145,7 +243,7 @@ func (x *CatalogMember) String() string {
 func (*CatalogMember) ProtoMessage() {}
 
 func (x *CatalogMember) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[2]
+	mi := &file_peerv1_peer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -158,7 +256,7 @@ func (x *CatalogMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CatalogMember.ProtoReflect.Descriptor instead.
 func (*CatalogMember) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{2}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CatalogMember) GetReplicaId() uint64 {
@@ -192,7 +290,7 @@ type WatchCatalogRequest struct {
 
 func (x *WatchCatalogRequest) Reset() {
 	*x = WatchCatalogRequest{}
-	mi := &file_peerv1_peer_proto_msgTypes[3]
+	mi := &file_peerv1_peer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -204,7 +302,7 @@ func (x *WatchCatalogRequest) String() string {
 func (*WatchCatalogRequest) ProtoMessage() {}
 
 func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[3]
+	mi := &file_peerv1_peer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -217,7 +315,7 @@ func (x *WatchCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogRequest.ProtoReflect.Descriptor instead.
 func (*WatchCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{3}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *WatchCatalogRequest) GetAfterVersion() uint64 {
@@ -245,7 +343,7 @@ type WatchCatalogResponse struct {
 
 func (x *WatchCatalogResponse) Reset() {
 	*x = WatchCatalogResponse{}
-	mi := &file_peerv1_peer_proto_msgTypes[4]
+	mi := &file_peerv1_peer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -257,7 +355,7 @@ func (x *WatchCatalogResponse) String() string {
 func (*WatchCatalogResponse) ProtoMessage() {}
 
 func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[4]
+	mi := &file_peerv1_peer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -270,7 +368,7 @@ func (x *WatchCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchCatalogResponse.ProtoReflect.Descriptor instead.
 func (*WatchCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{4}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *WatchCatalogResponse) GetVersion() uint64 {
@@ -295,7 +393,7 @@ type ReadCatalogRequest struct {
 
 func (x *ReadCatalogRequest) Reset() {
 	*x = ReadCatalogRequest{}
-	mi := &file_peerv1_peer_proto_msgTypes[5]
+	mi := &file_peerv1_peer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -307,7 +405,7 @@ func (x *ReadCatalogRequest) String() string {
 func (*ReadCatalogRequest) ProtoMessage() {}
 
 func (x *ReadCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[5]
+	mi := &file_peerv1_peer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -320,7 +418,7 @@ func (x *ReadCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadCatalogRequest.ProtoReflect.Descriptor instead.
 func (*ReadCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{5}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{7}
 }
 
 type ProposeCatalogRequest struct {
@@ -332,7 +430,7 @@ type ProposeCatalogRequest struct {
 
 func (x *ProposeCatalogRequest) Reset() {
 	*x = ProposeCatalogRequest{}
-	mi := &file_peerv1_peer_proto_msgTypes[6]
+	mi := &file_peerv1_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -344,7 +442,7 @@ func (x *ProposeCatalogRequest) String() string {
 func (*ProposeCatalogRequest) ProtoMessage() {}
 
 func (x *ProposeCatalogRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[6]
+	mi := &file_peerv1_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -357,7 +455,7 @@ func (x *ProposeCatalogRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeCatalogRequest.ProtoReflect.Descriptor instead.
 func (*ProposeCatalogRequest) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{6}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ProposeCatalogRequest) GetCommand() []byte {
@@ -376,7 +474,7 @@ type ProposeCatalogResponse struct {
 
 func (x *ProposeCatalogResponse) Reset() {
 	*x = ProposeCatalogResponse{}
-	mi := &file_peerv1_peer_proto_msgTypes[7]
+	mi := &file_peerv1_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -388,7 +486,7 @@ func (x *ProposeCatalogResponse) String() string {
 func (*ProposeCatalogResponse) ProtoMessage() {}
 
 func (x *ProposeCatalogResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[7]
+	mi := &file_peerv1_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -401,7 +499,7 @@ func (x *ProposeCatalogResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeCatalogResponse.ProtoReflect.Descriptor instead.
 func (*ProposeCatalogResponse) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{7}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ProposeCatalogResponse) GetResult() []byte {
@@ -429,7 +527,7 @@ type ReportRequest struct {
 
 func (x *ReportRequest) Reset() {
 	*x = ReportRequest{}
-	mi := &file_peerv1_peer_proto_msgTypes[8]
+	mi := &file_peerv1_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -441,7 +539,7 @@ func (x *ReportRequest) String() string {
 func (*ReportRequest) ProtoMessage() {}
 
 func (x *ReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[8]
+	mi := &file_peerv1_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -454,7 +552,7 @@ func (x *ReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportRequest.ProtoReflect.Descriptor instead.
 func (*ReportRequest) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{8}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReportRequest) GetHostId() uint64 {
@@ -511,7 +609,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_peerv1_peer_proto_msgTypes[9]
+	mi := &file_peerv1_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +621,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[9]
+	mi := &file_peerv1_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +634,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{9}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ReportResponse) GetWallMs() int64 {
@@ -573,7 +671,7 @@ type ShardReport struct {
 
 func (x *ShardReport) Reset() {
 	*x = ShardReport{}
-	mi := &file_peerv1_peer_proto_msgTypes[10]
+	mi := &file_peerv1_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -585,7 +683,7 @@ func (x *ShardReport) String() string {
 func (*ShardReport) ProtoMessage() {}
 
 func (x *ShardReport) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[10]
+	mi := &file_peerv1_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -598,7 +696,7 @@ func (x *ShardReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardReport.ProtoReflect.Descriptor instead.
 func (*ShardReport) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{10}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ShardReport) GetShardId() uint64 {
@@ -666,7 +764,7 @@ type CopiesRequest struct {
 
 func (x *CopiesRequest) Reset() {
 	*x = CopiesRequest{}
-	mi := &file_peerv1_peer_proto_msgTypes[11]
+	mi := &file_peerv1_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -678,7 +776,7 @@ func (x *CopiesRequest) String() string {
 func (*CopiesRequest) ProtoMessage() {}
 
 func (x *CopiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[11]
+	mi := &file_peerv1_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -691,7 +789,7 @@ func (x *CopiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopiesRequest.ProtoReflect.Descriptor instead.
 func (*CopiesRequest) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{11}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CopiesRequest) GetReports() []*CopyReport {
@@ -715,7 +813,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_peerv1_peer_proto_msgTypes[12]
+	mi := &file_peerv1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -727,7 +825,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[12]
+	mi := &file_peerv1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -740,7 +838,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{12}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CopyReport) GetShardId() uint64 {
@@ -786,7 +884,7 @@ type CopiesResponse struct {
 
 func (x *CopiesResponse) Reset() {
 	*x = CopiesResponse{}
-	mi := &file_peerv1_peer_proto_msgTypes[13]
+	mi := &file_peerv1_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -798,7 +896,7 @@ func (x *CopiesResponse) String() string {
 func (*CopiesResponse) ProtoMessage() {}
 
 func (x *CopiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[13]
+	mi := &file_peerv1_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -811,7 +909,7 @@ func (x *CopiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopiesResponse.ProtoReflect.Descriptor instead.
 func (*CopiesResponse) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{13}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{15}
 }
 
 // ErrorDetail is a failure or a refusal with its registry code (queue/code), as a detail of a connect error.
@@ -832,7 +930,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_peerv1_peer_proto_msgTypes[14]
+	mi := &file_peerv1_peer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -844,7 +942,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[14]
+	mi := &file_peerv1_peer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -857,7 +955,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{14}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -927,7 +1025,12 @@ var File_peerv1_peer_proto protoreflect.FileDescriptor
 
 const file_peerv1_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x11peerv1/peer.proto\x12\rtierq.peer.v1\"\x0e\n" +
+	"\x11peerv1/peer.proto\x12\rtierq.peer.v1\"F\n" +
+	"\x14OutboxPublishRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12\x18\n" +
+	"\acommand\x18\x02 \x01(\fR\acommand\"/\n" +
+	"\x15OutboxPublishResponse\x12\x16\n" +
+	"\x06result\x18\x01 \x01(\fR\x06result\"\x0e\n" +
 	"\fHelloRequest\"{\n" +
 	"\rHelloResponse\x12\x17\n" +
 	"\ahost_id\x18\x01 \x01(\x04R\x06hostId\x12\x19\n" +
@@ -1000,7 +1103,9 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\vReadCatalog\x12!.tierq.peer.v1.ReadCatalogRequest\x1a#.tierq.peer.v1.WatchCatalogResponse\x12]\n" +
 	"\x0eProposeCatalog\x12$.tierq.peer.v1.ProposeCatalogRequest\x1a%.tierq.peer.v1.ProposeCatalogResponse\x12E\n" +
 	"\x06Report\x12\x1c.tierq.peer.v1.ReportRequest\x1a\x1d.tierq.peer.v1.ReportResponse\x12G\n" +
-	"\x06Copies\x12\x1c.tierq.peer.v1.CopiesRequest\x1a\x1d.tierq.peer.v1.CopiesResponse(\x01B0Z.github.com/tierq/tierq/host/peer/peerv1;peerv1b\x06proto3"
+	"\x06Copies\x12\x1c.tierq.peer.v1.CopiesRequest\x1a\x1d.tierq.peer.v1.CopiesResponse(\x012e\n" +
+	"\rOutboxService\x12T\n" +
+	"\aPublish\x12#.tierq.peer.v1.OutboxPublishRequest\x1a$.tierq.peer.v1.OutboxPublishResponseB0Z.github.com/tierq/tierq/host/peer/peerv1;peerv1b\x06proto3"
 
 var (
 	file_peerv1_peer_proto_rawDescOnce sync.Once
@@ -1014,42 +1119,46 @@ func file_peerv1_peer_proto_rawDescGZIP() []byte {
 	return file_peerv1_peer_proto_rawDescData
 }
 
-var file_peerv1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_peerv1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_peerv1_peer_proto_goTypes = []any{
-	(*HelloRequest)(nil),           // 0: tierq.peer.v1.HelloRequest
-	(*HelloResponse)(nil),          // 1: tierq.peer.v1.HelloResponse
-	(*CatalogMember)(nil),          // 2: tierq.peer.v1.CatalogMember
-	(*WatchCatalogRequest)(nil),    // 3: tierq.peer.v1.WatchCatalogRequest
-	(*WatchCatalogResponse)(nil),   // 4: tierq.peer.v1.WatchCatalogResponse
-	(*ReadCatalogRequest)(nil),     // 5: tierq.peer.v1.ReadCatalogRequest
-	(*ProposeCatalogRequest)(nil),  // 6: tierq.peer.v1.ProposeCatalogRequest
-	(*ProposeCatalogResponse)(nil), // 7: tierq.peer.v1.ProposeCatalogResponse
-	(*ReportRequest)(nil),          // 8: tierq.peer.v1.ReportRequest
-	(*ReportResponse)(nil),         // 9: tierq.peer.v1.ReportResponse
-	(*ShardReport)(nil),            // 10: tierq.peer.v1.ShardReport
-	(*CopiesRequest)(nil),          // 11: tierq.peer.v1.CopiesRequest
-	(*CopyReport)(nil),             // 12: tierq.peer.v1.CopyReport
-	(*CopiesResponse)(nil),         // 13: tierq.peer.v1.CopiesResponse
-	(*ErrorDetail)(nil),            // 14: tierq.peer.v1.ErrorDetail
+	(*OutboxPublishRequest)(nil),   // 0: tierq.peer.v1.OutboxPublishRequest
+	(*OutboxPublishResponse)(nil),  // 1: tierq.peer.v1.OutboxPublishResponse
+	(*HelloRequest)(nil),           // 2: tierq.peer.v1.HelloRequest
+	(*HelloResponse)(nil),          // 3: tierq.peer.v1.HelloResponse
+	(*CatalogMember)(nil),          // 4: tierq.peer.v1.CatalogMember
+	(*WatchCatalogRequest)(nil),    // 5: tierq.peer.v1.WatchCatalogRequest
+	(*WatchCatalogResponse)(nil),   // 6: tierq.peer.v1.WatchCatalogResponse
+	(*ReadCatalogRequest)(nil),     // 7: tierq.peer.v1.ReadCatalogRequest
+	(*ProposeCatalogRequest)(nil),  // 8: tierq.peer.v1.ProposeCatalogRequest
+	(*ProposeCatalogResponse)(nil), // 9: tierq.peer.v1.ProposeCatalogResponse
+	(*ReportRequest)(nil),          // 10: tierq.peer.v1.ReportRequest
+	(*ReportResponse)(nil),         // 11: tierq.peer.v1.ReportResponse
+	(*ShardReport)(nil),            // 12: tierq.peer.v1.ShardReport
+	(*CopiesRequest)(nil),          // 13: tierq.peer.v1.CopiesRequest
+	(*CopyReport)(nil),             // 14: tierq.peer.v1.CopyReport
+	(*CopiesResponse)(nil),         // 15: tierq.peer.v1.CopiesResponse
+	(*ErrorDetail)(nil),            // 16: tierq.peer.v1.ErrorDetail
 }
 var file_peerv1_peer_proto_depIdxs = []int32{
-	2,  // 0: tierq.peer.v1.HelloResponse.members:type_name -> tierq.peer.v1.CatalogMember
-	10, // 1: tierq.peer.v1.ReportRequest.shards:type_name -> tierq.peer.v1.ShardReport
-	12, // 2: tierq.peer.v1.CopiesRequest.reports:type_name -> tierq.peer.v1.CopyReport
-	0,  // 3: tierq.peer.v1.PeerService.Hello:input_type -> tierq.peer.v1.HelloRequest
-	3,  // 4: tierq.peer.v1.PeerService.WatchCatalog:input_type -> tierq.peer.v1.WatchCatalogRequest
-	5,  // 5: tierq.peer.v1.PeerService.ReadCatalog:input_type -> tierq.peer.v1.ReadCatalogRequest
-	6,  // 6: tierq.peer.v1.PeerService.ProposeCatalog:input_type -> tierq.peer.v1.ProposeCatalogRequest
-	8,  // 7: tierq.peer.v1.PeerService.Report:input_type -> tierq.peer.v1.ReportRequest
-	11, // 8: tierq.peer.v1.PeerService.Copies:input_type -> tierq.peer.v1.CopiesRequest
-	1,  // 9: tierq.peer.v1.PeerService.Hello:output_type -> tierq.peer.v1.HelloResponse
-	4,  // 10: tierq.peer.v1.PeerService.WatchCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
-	4,  // 11: tierq.peer.v1.PeerService.ReadCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
-	7,  // 12: tierq.peer.v1.PeerService.ProposeCatalog:output_type -> tierq.peer.v1.ProposeCatalogResponse
-	9,  // 13: tierq.peer.v1.PeerService.Report:output_type -> tierq.peer.v1.ReportResponse
-	13, // 14: tierq.peer.v1.PeerService.Copies:output_type -> tierq.peer.v1.CopiesResponse
-	9,  // [9:15] is the sub-list for method output_type
-	3,  // [3:9] is the sub-list for method input_type
+	4,  // 0: tierq.peer.v1.HelloResponse.members:type_name -> tierq.peer.v1.CatalogMember
+	12, // 1: tierq.peer.v1.ReportRequest.shards:type_name -> tierq.peer.v1.ShardReport
+	14, // 2: tierq.peer.v1.CopiesRequest.reports:type_name -> tierq.peer.v1.CopyReport
+	2,  // 3: tierq.peer.v1.PeerService.Hello:input_type -> tierq.peer.v1.HelloRequest
+	5,  // 4: tierq.peer.v1.PeerService.WatchCatalog:input_type -> tierq.peer.v1.WatchCatalogRequest
+	7,  // 5: tierq.peer.v1.PeerService.ReadCatalog:input_type -> tierq.peer.v1.ReadCatalogRequest
+	8,  // 6: tierq.peer.v1.PeerService.ProposeCatalog:input_type -> tierq.peer.v1.ProposeCatalogRequest
+	10, // 7: tierq.peer.v1.PeerService.Report:input_type -> tierq.peer.v1.ReportRequest
+	13, // 8: tierq.peer.v1.PeerService.Copies:input_type -> tierq.peer.v1.CopiesRequest
+	0,  // 9: tierq.peer.v1.OutboxService.Publish:input_type -> tierq.peer.v1.OutboxPublishRequest
+	3,  // 10: tierq.peer.v1.PeerService.Hello:output_type -> tierq.peer.v1.HelloResponse
+	6,  // 11: tierq.peer.v1.PeerService.WatchCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
+	6,  // 12: tierq.peer.v1.PeerService.ReadCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
+	9,  // 13: tierq.peer.v1.PeerService.ProposeCatalog:output_type -> tierq.peer.v1.ProposeCatalogResponse
+	11, // 14: tierq.peer.v1.PeerService.Report:output_type -> tierq.peer.v1.ReportResponse
+	15, // 15: tierq.peer.v1.PeerService.Copies:output_type -> tierq.peer.v1.CopiesResponse
+	1,  // 16: tierq.peer.v1.OutboxService.Publish:output_type -> tierq.peer.v1.OutboxPublishResponse
+	10, // [10:17] is the sub-list for method output_type
+	3,  // [3:10] is the sub-list for method input_type
 	3,  // [3:3] is the sub-list for extension type_name
 	3,  // [3:3] is the sub-list for extension extendee
 	0,  // [0:3] is the sub-list for field type_name
@@ -1066,9 +1175,9 @@ func file_peerv1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_peerv1_peer_proto_rawDesc), len(file_peerv1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_peerv1_peer_proto_goTypes,
 		DependencyIndexes: file_peerv1_peer_proto_depIdxs,

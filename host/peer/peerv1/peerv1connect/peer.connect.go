@@ -26,6 +26,8 @@ const _ = connect.IsAtLeastVersion1_13_0
 const (
 	// PeerServiceName is the fully-qualified name of the PeerService service.
 	PeerServiceName = "tierq.peer.v1.PeerService"
+	// OutboxServiceName is the fully-qualified name of the OutboxService service.
+	OutboxServiceName = "tierq.peer.v1.OutboxService"
 )
 
 // These constants are the fully-qualified names of the RPCs defined in this package. They're
@@ -50,6 +52,8 @@ const (
 	PeerServiceReportProcedure = "/tierq.peer.v1.PeerService/Report"
 	// PeerServiceCopiesProcedure is the fully-qualified name of the PeerService's Copies RPC.
 	PeerServiceCopiesProcedure = "/tierq.peer.v1.PeerService/Copies"
+	// OutboxServicePublishProcedure is the fully-qualified name of the OutboxService's Publish RPC.
+	OutboxServicePublishProcedure = "/tierq.peer.v1.OutboxService/Publish"
 )
 
 // PeerServiceClient is a client for the tierq.peer.v1.PeerService service.
@@ -268,4 +272,76 @@ func (UnimplementedPeerServiceHandler) Report(context.Context, *connect.Request[
 
 func (UnimplementedPeerServiceHandler) Copies(context.Context, *connect.ClientStream[peerv1.CopiesRequest]) (*connect.Response[peerv1.CopiesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.peer.v1.PeerService.Copies is not implemented"))
+}
+
+// OutboxServiceClient is a client for the tierq.peer.v1.OutboxService service.
+type OutboxServiceClient interface {
+	// Publish publishes at the leader of a shard; another host refuses with the leader's.
+	Publish(context.Context, *connect.Request[peerv1.OutboxPublishRequest]) (*connect.Response[peerv1.OutboxPublishResponse], error)
+}
+
+// NewOutboxServiceClient constructs a client for the tierq.peer.v1.OutboxService service. By
+// default, it uses the Connect protocol with the binary Protobuf Codec, asks for gzipped responses,
+// and sends uncompressed requests. To use the gRPC or gRPC-Web protocols, supply the
+// connect.WithGRPC() or connect.WithGRPCWeb() options.
+//
+// The URL supplied here should be the base URL for the Connect or gRPC server (for example,
+// http://api.acme.com or https://acme.com/grpc).
+func NewOutboxServiceClient(httpClient connect.HTTPClient, baseURL string, opts ...connect.ClientOption) OutboxServiceClient {
+	baseURL = strings.TrimRight(baseURL, "/")
+	outboxServiceMethods := peerv1.File_peerv1_peer_proto.Services().ByName("OutboxService").Methods()
+	return &outboxServiceClient{
+		publish: connect.NewClient[peerv1.OutboxPublishRequest, peerv1.OutboxPublishResponse](
+			httpClient,
+			baseURL+OutboxServicePublishProcedure,
+			connect.WithSchema(outboxServiceMethods.ByName("Publish")),
+			connect.WithClientOptions(opts...),
+		),
+	}
+}
+
+// outboxServiceClient implements OutboxServiceClient.
+type outboxServiceClient struct {
+	publish *connect.Client[peerv1.OutboxPublishRequest, peerv1.OutboxPublishResponse]
+}
+
+// Publish calls tierq.peer.v1.OutboxService.Publish.
+func (c *outboxServiceClient) Publish(ctx context.Context, req *connect.Request[peerv1.OutboxPublishRequest]) (*connect.Response[peerv1.OutboxPublishResponse], error) {
+	return c.publish.CallUnary(ctx, req)
+}
+
+// OutboxServiceHandler is an implementation of the tierq.peer.v1.OutboxService service.
+type OutboxServiceHandler interface {
+	// Publish publishes at the leader of a shard; another host refuses with the leader's.
+	Publish(context.Context, *connect.Request[peerv1.OutboxPublishRequest]) (*connect.Response[peerv1.OutboxPublishResponse], error)
+}
+
+// NewOutboxServiceHandler builds an HTTP handler from the service implementation. It returns the
+// path on which to mount the handler and the handler itself.
+//
+// By default, handlers support the Connect, gRPC, and gRPC-Web protocols with the binary Protobuf
+// and JSON codecs. They also support gzip compression.
+func NewOutboxServiceHandler(svc OutboxServiceHandler, opts ...connect.HandlerOption) (string, http.Handler) {
+	outboxServiceMethods := peerv1.File_peerv1_peer_proto.Services().ByName("OutboxService").Methods()
+	outboxServicePublishHandler := connect.NewUnaryHandler(
+		OutboxServicePublishProcedure,
+		svc.Publish,
+		connect.WithSchema(outboxServiceMethods.ByName("Publish")),
+		connect.WithHandlerOptions(opts...),
+	)
+	return "/tierq.peer.v1.OutboxService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case OutboxServicePublishProcedure:
+			outboxServicePublishHandler.ServeHTTP(w, r)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+}
+
+// UnimplementedOutboxServiceHandler returns CodeUnimplemented from all methods.
+type UnimplementedOutboxServiceHandler struct{}
+
+func (UnimplementedOutboxServiceHandler) Publish(context.Context, *connect.Request[peerv1.OutboxPublishRequest]) (*connect.Response[peerv1.OutboxPublishResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.peer.v1.OutboxService.Publish is not implemented"))
 }

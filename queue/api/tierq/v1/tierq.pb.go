@@ -1886,6 +1886,8 @@ type GroupConfig struct {
 	MaxInFlightPerConsumer uint32   `protobuf:"varint,9,opt,name=max_in_flight_per_consumer,json=maxInFlightPerConsumer,proto3" json:"max_in_flight_per_consumer,omitempty"`
 	SingleActiveConsumer   bool     `protobuf:"varint,10,opt,name=single_active_consumer,json=singleActiveConsumer,proto3" json:"single_active_consumer,omitempty"`
 	Paused                 bool     `protobuf:"varint,11,opt,name=paused,proto3" json:"paused,omitempty"`
+	// Dead letters go on to this queue; empty: they stay. It must exist, and no way may lead back from it.
+	DeadLetterQueue string `protobuf:"bytes,12,opt,name=dead_letter_queue,json=deadLetterQueue,proto3" json:"dead_letter_queue,omitempty"`
 	// A lease still open so long after its hand-out is recorded, so that it outlives its home; 0 means the default: 1,000.
 	RecordAfterMs uint64 `protobuf:"varint,13,opt,name=record_after_ms,json=recordAfterMs,proto3" json:"record_after_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1999,6 +2001,13 @@ func (x *GroupConfig) GetPaused() bool {
 	return false
 }
 
+func (x *GroupConfig) GetDeadLetterQueue() string {
+	if x != nil {
+		return x.DeadLetterQueue
+	}
+	return ""
+}
+
 func (x *GroupConfig) GetRecordAfterMs() uint64 {
 	if x != nil {
 		return x.RecordAfterMs
@@ -2040,8 +2049,12 @@ type Group struct {
 	OldestAgeMs   uint64 `protobuf:"varint,25,opt,name=oldest_age_ms,json=oldestAgeMs,proto3" json:"oldest_age_ms,omitempty"`
 	// In a queue of several partitions, when all were asked for: the group in each. Counters above are their sums, everything
 	// else is the first one's.
-	Partitions    []*Group `protobuf:"bytes,26,rep,name=partitions,proto3" json:"partitions,omitempty"`
-	Partition     uint32   `protobuf:"varint,27,opt,name=partition,proto3" json:"partition,omitempty"`
+	Partitions []*Group `protobuf:"bytes,26,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Partition  uint32   `protobuf:"varint,27,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Dead letters that are on their way to the dead-letter queue, or wait for it; they are among the dead.
+	Exports uint64 `protobuf:"varint,30,opt,name=exports,proto3" json:"exports,omitempty"`
+	// Why they do not go on; absent while they do. Known at the home only.
+	Parked        *ParkedExport `protobuf:"bytes,31,opt,name=parked,proto3" json:"parked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2265,6 +2278,106 @@ func (x *Group) GetPartition() uint32 {
 	return 0
 }
 
+func (x *Group) GetExports() uint64 {
+	if x != nil {
+		return x.Exports
+	}
+	return 0
+}
+
+func (x *Group) GetParked() *ParkedExport {
+	if x != nil {
+		return x.Parked
+	}
+	return nil
+}
+
+// ParkedExport is why a group's dead letters do not get to their dead-letter queue. Nothing is lost: they are tried again.
+type ParkedExport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Code  uint32                 `protobuf:"varint,1,opt,name=code,proto3" json:"code,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Text  string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	ForMs uint64                 `protobuf:"varint,4,opt,name=for_ms,json=forMs,proto3" json:"for_ms,omitempty"`
+	// The dead letter that waits in front, and the queue that the group names.
+	Address         uint64 `protobuf:"varint,5,opt,name=address,proto3" json:"address,omitempty"`
+	DeadLetterQueue string `protobuf:"bytes,6,opt,name=dead_letter_queue,json=deadLetterQueue,proto3" json:"dead_letter_queue,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ParkedExport) Reset() {
+	*x = ParkedExport{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ParkedExport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ParkedExport) ProtoMessage() {}
+
+func (x *ParkedExport) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ParkedExport.ProtoReflect.Descriptor instead.
+func (*ParkedExport) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ParkedExport) GetCode() uint32 {
+	if x != nil {
+		return x.Code
+	}
+	return 0
+}
+
+func (x *ParkedExport) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ParkedExport) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ParkedExport) GetForMs() uint64 {
+	if x != nil {
+		return x.ForMs
+	}
+	return 0
+}
+
+func (x *ParkedExport) GetAddress() uint64 {
+	if x != nil {
+		return x.Address
+	}
+	return 0
+}
+
+func (x *ParkedExport) GetDeadLetterQueue() string {
+	if x != nil {
+		return x.DeadLetterQueue
+	}
+	return ""
+}
+
 type Start struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// earliest (default), latest, address, time.
@@ -2277,7 +2390,7 @@ type Start struct {
 
 func (x *Start) Reset() {
 	*x = Start{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[23]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2402,7 @@ func (x *Start) String() string {
 func (*Start) ProtoMessage() {}
 
 func (x *Start) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[23]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2415,7 @@ func (x *Start) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Start.ProtoReflect.Descriptor instead.
 func (*Start) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{23}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Start) GetAt() string {
@@ -2343,7 +2456,7 @@ type CreateGroupRequest struct {
 
 func (x *CreateGroupRequest) Reset() {
 	*x = CreateGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[24]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2468,7 @@ func (x *CreateGroupRequest) String() string {
 func (*CreateGroupRequest) ProtoMessage() {}
 
 func (x *CreateGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[24]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2481,7 @@ func (x *CreateGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroupRequest.ProtoReflect.Descriptor instead.
 func (*CreateGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{24}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateGroupRequest) GetQueue() string {
@@ -2429,7 +2542,7 @@ type CreateGroupResponse struct {
 
 func (x *CreateGroupResponse) Reset() {
 	*x = CreateGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[25]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +2554,7 @@ func (x *CreateGroupResponse) String() string {
 func (*CreateGroupResponse) ProtoMessage() {}
 
 func (x *CreateGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[25]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +2567,7 @@ func (x *CreateGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroupResponse.ProtoReflect.Descriptor instead.
 func (*CreateGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{25}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateGroupResponse) GetGroup() *Group {
@@ -2475,7 +2588,7 @@ type ListGroupsRequest struct {
 
 func (x *ListGroupsRequest) Reset() {
 	*x = ListGroupsRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[26]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2600,7 @@ func (x *ListGroupsRequest) String() string {
 func (*ListGroupsRequest) ProtoMessage() {}
 
 func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[26]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2613,7 @@ func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{26}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListGroupsRequest) GetQueue() string {
@@ -2526,7 +2639,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[27]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2651,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[27]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +2664,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{27}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*Group {
@@ -2573,7 +2686,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[28]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2698,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[28]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2711,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{28}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeleteGroupRequest) GetQueue() string {
@@ -2630,7 +2743,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[29]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2642,7 +2755,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[29]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2655,7 +2768,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{29}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{30}
 }
 
 type ResetGroupRequest struct {
@@ -2671,7 +2784,7 @@ type ResetGroupRequest struct {
 
 func (x *ResetGroupRequest) Reset() {
 	*x = ResetGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[30]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2683,7 +2796,7 @@ func (x *ResetGroupRequest) String() string {
 func (*ResetGroupRequest) ProtoMessage() {}
 
 func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[30]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2696,7 +2809,7 @@ func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResetGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{30}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResetGroupRequest) GetQueue() string {
@@ -2736,7 +2849,7 @@ type ResetGroupResponse struct {
 
 func (x *ResetGroupResponse) Reset() {
 	*x = ResetGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[31]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2748,7 +2861,7 @@ func (x *ResetGroupResponse) String() string {
 func (*ResetGroupResponse) ProtoMessage() {}
 
 func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[31]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2761,7 +2874,7 @@ func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResetGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{31}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResetGroupResponse) GetGroup() *Group {
@@ -2784,7 +2897,7 @@ type MoveGroupRequest struct {
 
 func (x *MoveGroupRequest) Reset() {
 	*x = MoveGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[32]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2909,7 @@ func (x *MoveGroupRequest) String() string {
 func (*MoveGroupRequest) ProtoMessage() {}
 
 func (x *MoveGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[32]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2922,7 @@ func (x *MoveGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveGroupRequest.ProtoReflect.Descriptor instead.
 func (*MoveGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{32}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MoveGroupRequest) GetQueue() string {
@@ -2849,7 +2962,7 @@ type MoveGroupResponse struct {
 
 func (x *MoveGroupResponse) Reset() {
 	*x = MoveGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[33]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2861,7 +2974,7 @@ func (x *MoveGroupResponse) String() string {
 func (*MoveGroupResponse) ProtoMessage() {}
 
 func (x *MoveGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[33]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2874,7 +2987,7 @@ func (x *MoveGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveGroupResponse.ProtoReflect.Descriptor instead.
 func (*MoveGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{33}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MoveGroupResponse) GetGroup() *Group {
@@ -2909,7 +3022,7 @@ type ReceiveRequest struct {
 
 func (x *ReceiveRequest) Reset() {
 	*x = ReceiveRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[34]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2921,7 +3034,7 @@ func (x *ReceiveRequest) String() string {
 func (*ReceiveRequest) ProtoMessage() {}
 
 func (x *ReceiveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[34]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2934,7 +3047,7 @@ func (x *ReceiveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiveRequest.ProtoReflect.Descriptor instead.
 func (*ReceiveRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{34}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReceiveRequest) GetQueue() string {
@@ -3026,7 +3139,7 @@ type Message struct {
 
 func (x *Message) Reset() {
 	*x = Message{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[35]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3151,7 @@ func (x *Message) String() string {
 func (*Message) ProtoMessage() {}
 
 func (x *Message) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[35]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3164,7 @@ func (x *Message) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Message.ProtoReflect.Descriptor instead.
 func (*Message) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{35}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Message) GetAddress() uint64 {
@@ -3165,7 +3278,7 @@ type PartitionHome struct {
 
 func (x *PartitionHome) Reset() {
 	*x = PartitionHome{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[36]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3177,7 +3290,7 @@ func (x *PartitionHome) String() string {
 func (*PartitionHome) ProtoMessage() {}
 
 func (x *PartitionHome) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[36]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3190,7 +3303,7 @@ func (x *PartitionHome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionHome.ProtoReflect.Descriptor instead.
 func (*PartitionHome) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{36}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PartitionHome) GetPartition() uint32 {
@@ -3233,7 +3346,7 @@ type ReceiveResponse struct {
 
 func (x *ReceiveResponse) Reset() {
 	*x = ReceiveResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[37]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3245,7 +3358,7 @@ func (x *ReceiveResponse) String() string {
 func (*ReceiveResponse) ProtoMessage() {}
 
 func (x *ReceiveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[37]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3258,7 +3371,7 @@ func (x *ReceiveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiveResponse.ProtoReflect.Descriptor instead.
 func (*ReceiveResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{37}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReceiveResponse) GetMessages() []*Message {
@@ -3305,7 +3418,7 @@ type ClaimIdleRequest struct {
 
 func (x *ClaimIdleRequest) Reset() {
 	*x = ClaimIdleRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3317,7 +3430,7 @@ func (x *ClaimIdleRequest) String() string {
 func (*ClaimIdleRequest) ProtoMessage() {}
 
 func (x *ClaimIdleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[38]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3330,7 +3443,7 @@ func (x *ClaimIdleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimIdleRequest.ProtoReflect.Descriptor instead.
 func (*ClaimIdleRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{38}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ClaimIdleRequest) GetQueue() string {
@@ -3403,7 +3516,7 @@ type ClaimIdleResponse struct {
 
 func (x *ClaimIdleResponse) Reset() {
 	*x = ClaimIdleResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3415,7 +3528,7 @@ func (x *ClaimIdleResponse) String() string {
 func (*ClaimIdleResponse) ProtoMessage() {}
 
 func (x *ClaimIdleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[39]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3428,7 +3541,7 @@ func (x *ClaimIdleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimIdleResponse.ProtoReflect.Descriptor instead.
 func (*ClaimIdleResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{39}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ClaimIdleResponse) GetMessages() []*Message {
@@ -3472,7 +3585,7 @@ type AckRequest struct {
 
 func (x *AckRequest) Reset() {
 	*x = AckRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3484,7 +3597,7 @@ func (x *AckRequest) String() string {
 func (*AckRequest) ProtoMessage() {}
 
 func (x *AckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[40]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3497,7 +3610,7 @@ func (x *AckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckRequest.ProtoReflect.Descriptor instead.
 func (*AckRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{40}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AckRequest) GetQueue() string {
@@ -3543,7 +3656,7 @@ type NackRequest struct {
 
 func (x *NackRequest) Reset() {
 	*x = NackRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3555,7 +3668,7 @@ func (x *NackRequest) String() string {
 func (*NackRequest) ProtoMessage() {}
 
 func (x *NackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[41]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3568,7 +3681,7 @@ func (x *NackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NackRequest.ProtoReflect.Descriptor instead.
 func (*NackRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{41}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NackRequest) GetQueue() string {
@@ -3626,7 +3739,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3751,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[42]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3764,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{42}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ReleaseRequest) GetQueue() string {
@@ -3696,7 +3809,7 @@ type RejectRequest struct {
 
 func (x *RejectRequest) Reset() {
 	*x = RejectRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3708,7 +3821,7 @@ func (x *RejectRequest) String() string {
 func (*RejectRequest) ProtoMessage() {}
 
 func (x *RejectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[43]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3721,7 +3834,7 @@ func (x *RejectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectRequest.ProtoReflect.Descriptor instead.
 func (*RejectRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{43}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RejectRequest) GetQueue() string {
@@ -3773,7 +3886,7 @@ type ExtendRequest struct {
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3785,7 +3898,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[44]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +3911,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{44}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ExtendRequest) GetQueue() string {
@@ -3853,7 +3966,7 @@ type SettleResult struct {
 
 func (x *SettleResult) Reset() {
 	*x = SettleResult{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3865,7 +3978,7 @@ func (x *SettleResult) String() string {
 func (*SettleResult) ProtoMessage() {}
 
 func (x *SettleResult) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[45]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3878,7 +3991,7 @@ func (x *SettleResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResult.ProtoReflect.Descriptor instead.
 func (*SettleResult) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{45}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SettleResult) GetCode() uint32 {
@@ -3932,7 +4045,7 @@ type SettleResponse struct {
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4057,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[46]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4070,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{46}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SettleResponse) GetResults() []*SettleResult {
@@ -3980,7 +4093,7 @@ type PublishStreamResponse struct {
 
 func (x *PublishStreamResponse) Reset() {
 	*x = PublishStreamResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3992,7 +4105,7 @@ func (x *PublishStreamResponse) String() string {
 func (*PublishStreamResponse) ProtoMessage() {}
 
 func (x *PublishStreamResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[47]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4005,7 +4118,7 @@ func (x *PublishStreamResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishStreamResponse.ProtoReflect.Descriptor instead.
 func (*PublishStreamResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{47}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PublishStreamResponse) GetOutcome() isPublishStreamResponse_Outcome {
@@ -4068,7 +4181,7 @@ type ConsumeStart struct {
 
 func (x *ConsumeStart) Reset() {
 	*x = ConsumeStart{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4080,7 +4193,7 @@ func (x *ConsumeStart) String() string {
 func (*ConsumeStart) ProtoMessage() {}
 
 func (x *ConsumeStart) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[48]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4093,7 +4206,7 @@ func (x *ConsumeStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeStart.ProtoReflect.Descriptor instead.
 func (*ConsumeStart) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{48}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ConsumeStart) GetQueue() string {
@@ -4161,7 +4274,7 @@ type ConsumeSettle struct {
 
 func (x *ConsumeSettle) Reset() {
 	*x = ConsumeSettle{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4286,7 @@ func (x *ConsumeSettle) String() string {
 func (*ConsumeSettle) ProtoMessage() {}
 
 func (x *ConsumeSettle) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[49]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4186,7 +4299,7 @@ func (x *ConsumeSettle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeSettle.ProtoReflect.Descriptor instead.
 func (*ConsumeSettle) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{49}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ConsumeSettle) GetId() uint64 {
@@ -4243,7 +4356,7 @@ type ConsumeWindow struct {
 
 func (x *ConsumeWindow) Reset() {
 	*x = ConsumeWindow{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4255,7 +4368,7 @@ func (x *ConsumeWindow) String() string {
 func (*ConsumeWindow) ProtoMessage() {}
 
 func (x *ConsumeWindow) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[50]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4268,7 +4381,7 @@ func (x *ConsumeWindow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeWindow.ProtoReflect.Descriptor instead.
 func (*ConsumeWindow) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{50}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ConsumeWindow) GetMessages() uint32 {
@@ -4300,7 +4413,7 @@ type ConsumeRequest struct {
 
 func (x *ConsumeRequest) Reset() {
 	*x = ConsumeRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4312,7 +4425,7 @@ func (x *ConsumeRequest) String() string {
 func (*ConsumeRequest) ProtoMessage() {}
 
 func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[51]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4325,7 +4438,7 @@ func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeRequest.ProtoReflect.Descriptor instead.
 func (*ConsumeRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{51}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ConsumeRequest) GetRequest() isConsumeRequest_Request {
@@ -4410,7 +4523,7 @@ type ConsumeStarted struct {
 
 func (x *ConsumeStarted) Reset() {
 	*x = ConsumeStarted{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4422,7 +4535,7 @@ func (x *ConsumeStarted) String() string {
 func (*ConsumeStarted) ProtoMessage() {}
 
 func (x *ConsumeStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[52]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4435,7 +4548,7 @@ func (x *ConsumeStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeStarted.ProtoReflect.Descriptor instead.
 func (*ConsumeStarted) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{52}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ConsumeStarted) GetWindowMessages() uint32 {
@@ -4461,7 +4574,7 @@ type ConsumeMessages struct {
 
 func (x *ConsumeMessages) Reset() {
 	*x = ConsumeMessages{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4473,7 +4586,7 @@ func (x *ConsumeMessages) String() string {
 func (*ConsumeMessages) ProtoMessage() {}
 
 func (x *ConsumeMessages) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[53]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4486,7 +4599,7 @@ func (x *ConsumeMessages) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeMessages.ProtoReflect.Descriptor instead.
 func (*ConsumeMessages) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{53}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ConsumeMessages) GetMessages() []*Message {
@@ -4506,7 +4619,7 @@ type ConsumeSettled struct {
 
 func (x *ConsumeSettled) Reset() {
 	*x = ConsumeSettled{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4518,7 +4631,7 @@ func (x *ConsumeSettled) String() string {
 func (*ConsumeSettled) ProtoMessage() {}
 
 func (x *ConsumeSettled) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[54]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4531,7 +4644,7 @@ func (x *ConsumeSettled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeSettled.ProtoReflect.Descriptor instead.
 func (*ConsumeSettled) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{54}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ConsumeSettled) GetId() uint64 {
@@ -4562,7 +4675,7 @@ type ConsumeResponse struct {
 
 func (x *ConsumeResponse) Reset() {
 	*x = ConsumeResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4574,7 +4687,7 @@ func (x *ConsumeResponse) String() string {
 func (*ConsumeResponse) ProtoMessage() {}
 
 func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[55]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4587,7 +4700,7 @@ func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeResponse.ProtoReflect.Descriptor instead.
 func (*ConsumeResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{55}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ConsumeResponse) GetResponse() isConsumeResponse_Response {
@@ -4657,13 +4770,19 @@ type DeadLetter struct {
 	Headers            []*Header              `protobuf:"bytes,7,rep,name=headers,proto3" json:"headers,omitempty"`
 	Key                []byte                 `protobuf:"bytes,8,opt,name=key,proto3" json:"key,omitempty"`
 	Partition          uint32                 `protobuf:"varint,9,opt,name=partition,proto3" json:"partition,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Its place on the way to the dead-letter queue; 0: it stays here.
+	ExportNumber uint64 `protobuf:"varint,12,opt,name=export_number,json=exportNumber,proto3" json:"export_number,omitempty"`
+	// pending: it waits, and can be redriven and purged; exporting: it is being published to target_shard, and cannot; empty:
+	// it stays here.
+	ExportState   string `protobuf:"bytes,13,opt,name=export_state,json=exportState,proto3" json:"export_state,omitempty"`
+	TargetShard   uint64 `protobuf:"varint,14,opt,name=target_shard,json=targetShard,proto3" json:"target_shard,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4675,7 +4794,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4688,7 +4807,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{56}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *DeadLetter) GetAddress() uint64 {
@@ -4754,6 +4873,27 @@ func (x *DeadLetter) GetPartition() uint32 {
 	return 0
 }
 
+func (x *DeadLetter) GetExportNumber() uint64 {
+	if x != nil {
+		return x.ExportNumber
+	}
+	return 0
+}
+
+func (x *DeadLetter) GetExportState() string {
+	if x != nil {
+		return x.ExportState
+	}
+	return ""
+}
+
+func (x *DeadLetter) GetTargetShard() uint64 {
+	if x != nil {
+		return x.TargetShard
+	}
+	return 0
+}
+
 type ListDeadLettersRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Queue       string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
@@ -4773,7 +4913,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4785,7 +4925,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4798,7 +4938,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{57}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ListDeadLettersRequest) GetQueue() string {
@@ -4870,7 +5010,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4882,7 +5022,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4895,7 +5035,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{58}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -4943,7 +5083,7 @@ type RedriveDeadLettersRequest struct {
 
 func (x *RedriveDeadLettersRequest) Reset() {
 	*x = RedriveDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4955,7 +5095,7 @@ func (x *RedriveDeadLettersRequest) String() string {
 func (*RedriveDeadLettersRequest) ProtoMessage() {}
 
 func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4968,7 +5108,7 @@ func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{59}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RedriveDeadLettersRequest) GetQueue() string {
@@ -5064,7 +5204,7 @@ type RedriveDeadLettersResponse struct {
 
 func (x *RedriveDeadLettersResponse) Reset() {
 	*x = RedriveDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5216,7 @@ func (x *RedriveDeadLettersResponse) String() string {
 func (*RedriveDeadLettersResponse) ProtoMessage() {}
 
 func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5229,7 @@ func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{60}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RedriveDeadLettersResponse) GetRedriven() uint64 {
@@ -5147,7 +5287,7 @@ type PurgeDeadLettersRequest struct {
 
 func (x *PurgeDeadLettersRequest) Reset() {
 	*x = PurgeDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5159,7 +5299,7 @@ func (x *PurgeDeadLettersRequest) String() string {
 func (*PurgeDeadLettersRequest) ProtoMessage() {}
 
 func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5172,7 +5312,7 @@ func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{61}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PurgeDeadLettersRequest) GetQueue() string {
@@ -5258,7 +5398,7 @@ type PurgeDeadLettersResponse struct {
 
 func (x *PurgeDeadLettersResponse) Reset() {
 	*x = PurgeDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5270,7 +5410,7 @@ func (x *PurgeDeadLettersResponse) String() string {
 func (*PurgeDeadLettersResponse) ProtoMessage() {}
 
 func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5283,7 +5423,7 @@ func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{62}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PurgeDeadLettersResponse) GetPurged() uint64 {
@@ -5330,7 +5470,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5342,7 +5482,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5355,7 +5495,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{63}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Host) GetId() uint64 {
@@ -5415,7 +5555,7 @@ type FleetStatusRequest struct {
 
 func (x *FleetStatusRequest) Reset() {
 	*x = FleetStatusRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5427,7 +5567,7 @@ func (x *FleetStatusRequest) String() string {
 func (*FleetStatusRequest) ProtoMessage() {}
 
 func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5440,7 +5580,7 @@ func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusRequest.ProtoReflect.Descriptor instead.
 func (*FleetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{64}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{65}
 }
 
 type FleetStatusResponse struct {
@@ -5459,7 +5599,7 @@ type FleetStatusResponse struct {
 
 func (x *FleetStatusResponse) Reset() {
 	*x = FleetStatusResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5471,7 +5611,7 @@ func (x *FleetStatusResponse) String() string {
 func (*FleetStatusResponse) ProtoMessage() {}
 
 func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5484,7 +5624,7 @@ func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusResponse.ProtoReflect.Descriptor instead.
 func (*FleetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{65}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *FleetStatusResponse) GetFleetId() string {
@@ -5553,7 +5693,7 @@ type ShardDigestRequest struct {
 
 func (x *ShardDigestRequest) Reset() {
 	*x = ShardDigestRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5565,7 +5705,7 @@ func (x *ShardDigestRequest) String() string {
 func (*ShardDigestRequest) ProtoMessage() {}
 
 func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5578,7 +5718,7 @@ func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestRequest.ProtoReflect.Descriptor instead.
 func (*ShardDigestRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{66}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ShardDigestRequest) GetQueue() string {
@@ -5609,7 +5749,7 @@ type ReplicaDigest struct {
 
 func (x *ReplicaDigest) Reset() {
 	*x = ReplicaDigest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5621,7 +5761,7 @@ func (x *ReplicaDigest) String() string {
 func (*ReplicaDigest) ProtoMessage() {}
 
 func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5634,7 +5774,7 @@ func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaDigest.ProtoReflect.Descriptor instead.
 func (*ReplicaDigest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{67}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ReplicaDigest) GetReplicaId() uint64 {
@@ -5682,7 +5822,7 @@ type ShardDigestResponse struct {
 
 func (x *ShardDigestResponse) Reset() {
 	*x = ShardDigestResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5694,7 +5834,7 @@ func (x *ShardDigestResponse) String() string {
 func (*ShardDigestResponse) ProtoMessage() {}
 
 func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5707,7 +5847,7 @@ func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestResponse.ProtoReflect.Descriptor instead.
 func (*ShardDigestResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{68}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ShardDigestResponse) GetShard() uint64 {
@@ -5738,7 +5878,7 @@ type BenchProposeRequest struct {
 
 func (x *BenchProposeRequest) Reset() {
 	*x = BenchProposeRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5750,7 +5890,7 @@ func (x *BenchProposeRequest) String() string {
 func (*BenchProposeRequest) ProtoMessage() {}
 
 func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5763,7 +5903,7 @@ func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeRequest.ProtoReflect.Descriptor instead.
 func (*BenchProposeRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{69}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *BenchProposeRequest) GetQueue() string {
@@ -5814,7 +5954,7 @@ type BenchProposeResponse struct {
 
 func (x *BenchProposeResponse) Reset() {
 	*x = BenchProposeResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5826,7 +5966,7 @@ func (x *BenchProposeResponse) String() string {
 func (*BenchProposeResponse) ProtoMessage() {}
 
 func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5839,7 +5979,7 @@ func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeResponse.ProtoReflect.Descriptor instead.
 func (*BenchProposeResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{70}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *BenchProposeResponse) GetCommands() uint64 {
@@ -5894,7 +6034,7 @@ type PurgeQueueRequest struct {
 
 func (x *PurgeQueueRequest) Reset() {
 	*x = PurgeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5906,7 +6046,7 @@ func (x *PurgeQueueRequest) String() string {
 func (*PurgeQueueRequest) ProtoMessage() {}
 
 func (x *PurgeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5919,7 +6059,7 @@ func (x *PurgeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeQueueRequest.ProtoReflect.Descriptor instead.
 func (*PurgeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{71}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *PurgeQueueRequest) GetQueue() string {
@@ -5971,7 +6111,7 @@ type PurgeQueueResponse struct {
 
 func (x *PurgeQueueResponse) Reset() {
 	*x = PurgeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5983,7 +6123,7 @@ func (x *PurgeQueueResponse) String() string {
 func (*PurgeQueueResponse) ProtoMessage() {}
 
 func (x *PurgeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5996,7 +6136,7 @@ func (x *PurgeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeQueueResponse.ProtoReflect.Descriptor instead.
 func (*PurgeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{72}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PurgeQueueResponse) GetPurged() uint64 {
@@ -6032,7 +6172,7 @@ type ConfigureQueueRequest struct {
 
 func (x *ConfigureQueueRequest) Reset() {
 	*x = ConfigureQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6044,7 +6184,7 @@ func (x *ConfigureQueueRequest) String() string {
 func (*ConfigureQueueRequest) ProtoMessage() {}
 
 func (x *ConfigureQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6057,7 +6197,7 @@ func (x *ConfigureQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureQueueRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{73}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ConfigureQueueRequest) GetQueue() string {
@@ -6083,7 +6223,7 @@ type ConfigureQueueResponse struct {
 
 func (x *ConfigureQueueResponse) Reset() {
 	*x = ConfigureQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6095,7 +6235,7 @@ func (x *ConfigureQueueResponse) String() string {
 func (*ConfigureQueueResponse) ProtoMessage() {}
 
 func (x *ConfigureQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6108,7 +6248,7 @@ func (x *ConfigureQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureQueueResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{74}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ConfigureQueueResponse) GetQueue() *Queue {
@@ -6127,7 +6267,7 @@ type PauseQueueRequest struct {
 
 func (x *PauseQueueRequest) Reset() {
 	*x = PauseQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6139,7 +6279,7 @@ func (x *PauseQueueRequest) String() string {
 func (*PauseQueueRequest) ProtoMessage() {}
 
 func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6152,7 +6292,7 @@ func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueRequest.ProtoReflect.Descriptor instead.
 func (*PauseQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{75}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PauseQueueRequest) GetQueue() string {
@@ -6171,7 +6311,7 @@ type PauseQueueResponse struct {
 
 func (x *PauseQueueResponse) Reset() {
 	*x = PauseQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6183,7 +6323,7 @@ func (x *PauseQueueResponse) String() string {
 func (*PauseQueueResponse) ProtoMessage() {}
 
 func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6196,7 +6336,7 @@ func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueResponse.ProtoReflect.Descriptor instead.
 func (*PauseQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{76}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PauseQueueResponse) GetQueue() *Queue {
@@ -6215,7 +6355,7 @@ type ResumeQueueRequest struct {
 
 func (x *ResumeQueueRequest) Reset() {
 	*x = ResumeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6227,7 +6367,7 @@ func (x *ResumeQueueRequest) String() string {
 func (*ResumeQueueRequest) ProtoMessage() {}
 
 func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6240,7 +6380,7 @@ func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueRequest.ProtoReflect.Descriptor instead.
 func (*ResumeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ResumeQueueRequest) GetQueue() string {
@@ -6259,7 +6399,7 @@ type ResumeQueueResponse struct {
 
 func (x *ResumeQueueResponse) Reset() {
 	*x = ResumeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6271,7 +6411,7 @@ func (x *ResumeQueueResponse) String() string {
 func (*ResumeQueueResponse) ProtoMessage() {}
 
 func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6284,7 +6424,7 @@ func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueResponse.ProtoReflect.Descriptor instead.
 func (*ResumeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ResumeQueueResponse) GetQueue() *Queue {
@@ -6311,7 +6451,7 @@ type ConfigureGroupRequest struct {
 
 func (x *ConfigureGroupRequest) Reset() {
 	*x = ConfigureGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6323,7 +6463,7 @@ func (x *ConfigureGroupRequest) String() string {
 func (*ConfigureGroupRequest) ProtoMessage() {}
 
 func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6336,7 +6476,7 @@ func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ConfigureGroupRequest) GetQueue() string {
@@ -6383,7 +6523,7 @@ type ConfigureGroupResponse struct {
 
 func (x *ConfigureGroupResponse) Reset() {
 	*x = ConfigureGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6395,7 +6535,7 @@ func (x *ConfigureGroupResponse) String() string {
 func (*ConfigureGroupResponse) ProtoMessage() {}
 
 func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6408,7 +6548,7 @@ func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ConfigureGroupResponse) GetGroup() *Group {
@@ -6430,7 +6570,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6442,7 +6582,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6455,7 +6595,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PauseGroupRequest) GetQueue() string {
@@ -6488,7 +6628,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6500,7 +6640,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6513,7 +6653,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
@@ -6535,7 +6675,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6547,7 +6687,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6560,7 +6700,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ResumeGroupRequest) GetQueue() string {
@@ -6593,7 +6733,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6605,7 +6745,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6618,7 +6758,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
@@ -6642,7 +6782,7 @@ type ListConsumersRequest struct {
 
 func (x *ListConsumersRequest) Reset() {
 	*x = ListConsumersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6654,7 +6794,7 @@ func (x *ListConsumersRequest) String() string {
 func (*ListConsumersRequest) ProtoMessage() {}
 
 func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6667,7 +6807,7 @@ func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersRequest.ProtoReflect.Descriptor instead.
 func (*ListConsumersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListConsumersRequest) GetQueue() string {
@@ -6712,7 +6852,7 @@ type HeldMessage struct {
 
 func (x *HeldMessage) Reset() {
 	*x = HeldMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6724,7 +6864,7 @@ func (x *HeldMessage) String() string {
 func (*HeldMessage) ProtoMessage() {}
 
 func (x *HeldMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6737,7 +6877,7 @@ func (x *HeldMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldMessage.ProtoReflect.Descriptor instead.
 func (*HeldMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *HeldMessage) GetAddress() uint64 {
@@ -6789,7 +6929,7 @@ type Consumer struct {
 
 func (x *Consumer) Reset() {
 	*x = Consumer{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6801,7 +6941,7 @@ func (x *Consumer) String() string {
 func (*Consumer) ProtoMessage() {}
 
 func (x *Consumer) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6814,7 +6954,7 @@ func (x *Consumer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Consumer.ProtoReflect.Descriptor instead.
 func (*Consumer) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Consumer) GetName() string {
@@ -6860,7 +7000,7 @@ type ListConsumersResponse struct {
 
 func (x *ListConsumersResponse) Reset() {
 	*x = ListConsumersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6872,7 +7012,7 @@ func (x *ListConsumersResponse) String() string {
 func (*ListConsumersResponse) ProtoMessage() {}
 
 func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6885,7 +7025,7 @@ func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
 func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListConsumersResponse) GetConsumers() []*Consumer {
@@ -6952,7 +7092,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6964,7 +7104,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6977,7 +7117,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ExplainGroupRequest) GetQueue() string {
@@ -7018,7 +7158,7 @@ func (x *ExplainGroupRequest) GetPartition() uint32 {
 type ExplainGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// unknown, not-owned, finished, dead, expired, delayed, retrying, leased, blocked, unresolved, paused-group,
-	// paused-queue, no-home-lease, in-flight-limit, beyond-look-ahead, ready; for a group as a whole also idle.
+	// paused-queue, no-home-lease, in-flight-limit, beyond-look-ahead, ready; for a group as a whole also idle, dead-letters-parked.
 	Verdict string `protobuf:"bytes,1,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	// One sentence: what holds it up, until when, and what to do.
 	Text string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
@@ -7061,7 +7201,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7073,7 +7213,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7086,7 +7226,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ExplainGroupResponse) GetVerdict() string {
@@ -7283,7 +7423,7 @@ type DelayedPosition struct {
 
 func (x *DelayedPosition) Reset() {
 	*x = DelayedPosition{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7295,7 +7435,7 @@ func (x *DelayedPosition) String() string {
 func (*DelayedPosition) ProtoMessage() {}
 
 func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7308,7 +7448,7 @@ func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedPosition.ProtoReflect.Descriptor instead.
 func (*DelayedPosition) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *DelayedPosition) GetVisibleUnixMs() uint64 {
@@ -7350,7 +7490,7 @@ type DelayedMessage struct {
 
 func (x *DelayedMessage) Reset() {
 	*x = DelayedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7362,7 +7502,7 @@ func (x *DelayedMessage) String() string {
 func (*DelayedMessage) ProtoMessage() {}
 
 func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7375,7 +7515,7 @@ func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedMessage.ProtoReflect.Descriptor instead.
 func (*DelayedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DelayedMessage) GetAddress() uint64 {
@@ -7450,7 +7590,7 @@ type ListDelayedRequest struct {
 
 func (x *ListDelayedRequest) Reset() {
 	*x = ListDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7462,7 +7602,7 @@ func (x *ListDelayedRequest) String() string {
 func (*ListDelayedRequest) ProtoMessage() {}
 
 func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7475,7 +7615,7 @@ func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedRequest.ProtoReflect.Descriptor instead.
 func (*ListDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListDelayedRequest) GetQueue() string {
@@ -7526,7 +7666,7 @@ type ListDelayedResponse struct {
 
 func (x *ListDelayedResponse) Reset() {
 	*x = ListDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7538,7 +7678,7 @@ func (x *ListDelayedResponse) String() string {
 func (*ListDelayedResponse) ProtoMessage() {}
 
 func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7551,7 +7691,7 @@ func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ListDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListDelayedResponse) GetMessages() []*DelayedMessage {
@@ -7589,7 +7729,7 @@ type CancelDelayedRequest struct {
 
 func (x *CancelDelayedRequest) Reset() {
 	*x = CancelDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7601,7 +7741,7 @@ func (x *CancelDelayedRequest) String() string {
 func (*CancelDelayedRequest) ProtoMessage() {}
 
 func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7614,7 +7754,7 @@ func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDelayedRequest.ProtoReflect.Descriptor instead.
 func (*CancelDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *CancelDelayedRequest) GetQueue() string {
@@ -7660,7 +7800,7 @@ type RescheduleDelayedRequest struct {
 
 func (x *RescheduleDelayedRequest) Reset() {
 	*x = RescheduleDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7672,7 +7812,7 @@ func (x *RescheduleDelayedRequest) String() string {
 func (*RescheduleDelayedRequest) ProtoMessage() {}
 
 func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7685,7 +7825,7 @@ func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleDelayedRequest.ProtoReflect.Descriptor instead.
 func (*RescheduleDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *RescheduleDelayedRequest) GetQueue() string {
@@ -7734,7 +7874,7 @@ type ChangeDelayedResponse struct {
 
 func (x *ChangeDelayedResponse) Reset() {
 	*x = ChangeDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7746,7 +7886,7 @@ func (x *ChangeDelayedResponse) String() string {
 func (*ChangeDelayedResponse) ProtoMessage() {}
 
 func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7759,7 +7899,7 @@ func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ChangeDelayedResponse) GetAddress() uint64 {
@@ -7795,7 +7935,7 @@ type BrowseRequest struct {
 
 func (x *BrowseRequest) Reset() {
 	*x = BrowseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7807,7 +7947,7 @@ func (x *BrowseRequest) String() string {
 func (*BrowseRequest) ProtoMessage() {}
 
 func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7820,7 +7960,7 @@ func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseRequest.ProtoReflect.Descriptor instead.
 func (*BrowseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *BrowseRequest) GetQueue() string {
@@ -7887,7 +8027,7 @@ type BrowsedMessage struct {
 
 func (x *BrowsedMessage) Reset() {
 	*x = BrowsedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7899,7 +8039,7 @@ func (x *BrowsedMessage) String() string {
 func (*BrowsedMessage) ProtoMessage() {}
 
 func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7912,7 +8052,7 @@ func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowsedMessage.ProtoReflect.Descriptor instead.
 func (*BrowsedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *BrowsedMessage) GetAddress() uint64 {
@@ -8005,7 +8145,7 @@ type BrowseResponse struct {
 
 func (x *BrowseResponse) Reset() {
 	*x = BrowseResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8017,7 +8157,7 @@ func (x *BrowseResponse) String() string {
 func (*BrowseResponse) ProtoMessage() {}
 
 func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8030,7 +8170,7 @@ func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseResponse.ProtoReflect.Descriptor instead.
 func (*BrowseResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *BrowseResponse) GetMessages() []*BrowsedMessage {
@@ -8067,7 +8207,7 @@ type LookupPublishRequest struct {
 
 func (x *LookupPublishRequest) Reset() {
 	*x = LookupPublishRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8079,7 +8219,7 @@ func (x *LookupPublishRequest) String() string {
 func (*LookupPublishRequest) ProtoMessage() {}
 
 func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8092,7 +8232,7 @@ func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishRequest.ProtoReflect.Descriptor instead.
 func (*LookupPublishRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{101}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *LookupPublishRequest) GetQueue() string {
@@ -8141,7 +8281,7 @@ type LookupPublishResponse struct {
 
 func (x *LookupPublishResponse) Reset() {
 	*x = LookupPublishResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8153,7 +8293,7 @@ func (x *LookupPublishResponse) String() string {
 func (*LookupPublishResponse) ProtoMessage() {}
 
 func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8166,7 +8306,7 @@ func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishResponse.ProtoReflect.Descriptor instead.
 func (*LookupPublishResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{102}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *LookupPublishResponse) GetOutcome() string {
@@ -8367,7 +8507,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"leader_api\x18\x06 \x01(\tR\tleaderApi\x12\x18\n" +
 	"\awarning\x18\a \x01(\rR\awarning\x12-\n" +
-	"\x05parts\x18\b \x03(\v2\x17.tierq.v1.PublishedPartR\x05parts\"\xed\x03\n" +
+	"\x05parts\x18\b \x03(\v2\x17.tierq.v1.PublishedPartR\x05parts\"\x99\x04\n" +
 	"\vGroupConfig\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\x04R\aleaseMs\x12!\n" +
 	"\fmax_attempts\x18\x02 \x01(\rR\vmaxAttempts\x12&\n" +
@@ -8380,8 +8520,9 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x1amax_in_flight_per_consumer\x18\t \x01(\rR\x16maxInFlightPerConsumer\x124\n" +
 	"\x16single_active_consumer\x18\n" +
 	" \x01(\bR\x14singleActiveConsumer\x12\x16\n" +
-	"\x06paused\x18\v \x01(\bR\x06paused\x12&\n" +
-	"\x0frecord_after_ms\x18\r \x01(\x04R\rrecordAfterMs\"\xbf\x06\n" +
+	"\x06paused\x18\v \x01(\bR\x06paused\x12*\n" +
+	"\x11dead_letter_queue\x18\f \x01(\tR\x0fdeadLetterQueue\x12&\n" +
+	"\x0frecord_after_ms\x18\r \x01(\x04R\rrecordAfterMs\"\x89\a\n" +
 	"\x05Group\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x0e\n" +
@@ -8415,7 +8556,16 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x1a \x03(\v2\x0f.tierq.v1.GroupR\n" +
 	"partitions\x12\x1c\n" +
-	"\tpartition\x18\x1b \x01(\rR\tpartition\"J\n" +
+	"\tpartition\x18\x1b \x01(\rR\tpartition\x12\x18\n" +
+	"\aexports\x18\x1e \x01(\x04R\aexports\x12.\n" +
+	"\x06parked\x18\x1f \x01(\v2\x16.tierq.v1.ParkedExportR\x06parked\"\xa7\x01\n" +
+	"\fParkedExport\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\rR\x04code\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\x12\x15\n" +
+	"\x06for_ms\x18\x04 \x01(\x04R\x05forMs\x12\x18\n" +
+	"\aaddress\x18\x05 \x01(\x04R\aaddress\x12*\n" +
+	"\x11dead_letter_queue\x18\x06 \x01(\tR\x0fdeadLetterQueue\"J\n" +
 	"\x05Start\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\tR\x02at\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\x04R\aaddress\x12\x17\n" +
@@ -8617,7 +8767,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\bmessages\x18\x02 \x01(\v2\x19.tierq.v1.ConsumeMessagesH\x00R\bmessages\x124\n" +
 	"\asettled\x18\x03 \x01(\v2\x18.tierq.v1.ConsumeSettledH\x00R\asettledB\n" +
 	"\n" +
-	"\bresponse\"\x9f\x02\n" +
+	"\bresponse\"\x8a\x03\n" +
 	"\n" +
 	"DeadLetter\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\x04R\aaddress\x12\x1a\n" +
@@ -8629,7 +8779,10 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x04body\x18\x06 \x01(\fR\x04body\x12*\n" +
 	"\aheaders\x18\a \x03(\v2\x10.tierq.v1.HeaderR\aheaders\x12\x10\n" +
 	"\x03key\x18\b \x01(\fR\x03key\x12\x1c\n" +
-	"\tpartition\x18\t \x01(\rR\tpartition\"\x9e\x02\n" +
+	"\tpartition\x18\t \x01(\rR\tpartition\x12#\n" +
+	"\rexport_number\x18\f \x01(\x04R\fexportNumber\x12!\n" +
+	"\fexport_state\x18\r \x01(\tR\vexportState\x12!\n" +
+	"\ftarget_shard\x18\x0e \x01(\x04R\vtargetShard\"\x9e\x02\n" +
 	"\x16ListDeadLettersRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12!\n" +
@@ -9023,7 +9176,7 @@ func file_tierq_v1_tierq_proto_rawDescGZIP() []byte {
 }
 
 var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
+var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
 var file_tierq_v1_tierq_proto_goTypes = []any{
 	(Effect)(0),                        // 0: tierq.v1.Effect
 	(Ordering)(0),                      // 1: tierq.v1.Ordering
@@ -9053,86 +9206,87 @@ var file_tierq_v1_tierq_proto_goTypes = []any{
 	(*PublishResponse)(nil),            // 25: tierq.v1.PublishResponse
 	(*GroupConfig)(nil),                // 26: tierq.v1.GroupConfig
 	(*Group)(nil),                      // 27: tierq.v1.Group
-	(*Start)(nil),                      // 28: tierq.v1.Start
-	(*CreateGroupRequest)(nil),         // 29: tierq.v1.CreateGroupRequest
-	(*CreateGroupResponse)(nil),        // 30: tierq.v1.CreateGroupResponse
-	(*ListGroupsRequest)(nil),          // 31: tierq.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),         // 32: tierq.v1.ListGroupsResponse
-	(*DeleteGroupRequest)(nil),         // 33: tierq.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),        // 34: tierq.v1.DeleteGroupResponse
-	(*ResetGroupRequest)(nil),          // 35: tierq.v1.ResetGroupRequest
-	(*ResetGroupResponse)(nil),         // 36: tierq.v1.ResetGroupResponse
-	(*MoveGroupRequest)(nil),           // 37: tierq.v1.MoveGroupRequest
-	(*MoveGroupResponse)(nil),          // 38: tierq.v1.MoveGroupResponse
-	(*ReceiveRequest)(nil),             // 39: tierq.v1.ReceiveRequest
-	(*Message)(nil),                    // 40: tierq.v1.Message
-	(*PartitionHome)(nil),              // 41: tierq.v1.PartitionHome
-	(*ReceiveResponse)(nil),            // 42: tierq.v1.ReceiveResponse
-	(*ClaimIdleRequest)(nil),           // 43: tierq.v1.ClaimIdleRequest
-	(*ClaimIdleResponse)(nil),          // 44: tierq.v1.ClaimIdleResponse
-	(*AckRequest)(nil),                 // 45: tierq.v1.AckRequest
-	(*NackRequest)(nil),                // 46: tierq.v1.NackRequest
-	(*ReleaseRequest)(nil),             // 47: tierq.v1.ReleaseRequest
-	(*RejectRequest)(nil),              // 48: tierq.v1.RejectRequest
-	(*ExtendRequest)(nil),              // 49: tierq.v1.ExtendRequest
-	(*SettleResult)(nil),               // 50: tierq.v1.SettleResult
-	(*SettleResponse)(nil),             // 51: tierq.v1.SettleResponse
-	(*PublishStreamResponse)(nil),      // 52: tierq.v1.PublishStreamResponse
-	(*ConsumeStart)(nil),               // 53: tierq.v1.ConsumeStart
-	(*ConsumeSettle)(nil),              // 54: tierq.v1.ConsumeSettle
-	(*ConsumeWindow)(nil),              // 55: tierq.v1.ConsumeWindow
-	(*ConsumeRequest)(nil),             // 56: tierq.v1.ConsumeRequest
-	(*ConsumeStarted)(nil),             // 57: tierq.v1.ConsumeStarted
-	(*ConsumeMessages)(nil),            // 58: tierq.v1.ConsumeMessages
-	(*ConsumeSettled)(nil),             // 59: tierq.v1.ConsumeSettled
-	(*ConsumeResponse)(nil),            // 60: tierq.v1.ConsumeResponse
-	(*DeadLetter)(nil),                 // 61: tierq.v1.DeadLetter
-	(*ListDeadLettersRequest)(nil),     // 62: tierq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 63: tierq.v1.ListDeadLettersResponse
-	(*RedriveDeadLettersRequest)(nil),  // 64: tierq.v1.RedriveDeadLettersRequest
-	(*RedriveDeadLettersResponse)(nil), // 65: tierq.v1.RedriveDeadLettersResponse
-	(*PurgeDeadLettersRequest)(nil),    // 66: tierq.v1.PurgeDeadLettersRequest
-	(*PurgeDeadLettersResponse)(nil),   // 67: tierq.v1.PurgeDeadLettersResponse
-	(*Host)(nil),                       // 68: tierq.v1.Host
-	(*FleetStatusRequest)(nil),         // 69: tierq.v1.FleetStatusRequest
-	(*FleetStatusResponse)(nil),        // 70: tierq.v1.FleetStatusResponse
-	(*ShardDigestRequest)(nil),         // 71: tierq.v1.ShardDigestRequest
-	(*ReplicaDigest)(nil),              // 72: tierq.v1.ReplicaDigest
-	(*ShardDigestResponse)(nil),        // 73: tierq.v1.ShardDigestResponse
-	(*BenchProposeRequest)(nil),        // 74: tierq.v1.BenchProposeRequest
-	(*BenchProposeResponse)(nil),       // 75: tierq.v1.BenchProposeResponse
-	(*PurgeQueueRequest)(nil),          // 76: tierq.v1.PurgeQueueRequest
-	(*PurgeQueueResponse)(nil),         // 77: tierq.v1.PurgeQueueResponse
-	(*ConfigureQueueRequest)(nil),      // 78: tierq.v1.ConfigureQueueRequest
-	(*ConfigureQueueResponse)(nil),     // 79: tierq.v1.ConfigureQueueResponse
-	(*PauseQueueRequest)(nil),          // 80: tierq.v1.PauseQueueRequest
-	(*PauseQueueResponse)(nil),         // 81: tierq.v1.PauseQueueResponse
-	(*ResumeQueueRequest)(nil),         // 82: tierq.v1.ResumeQueueRequest
-	(*ResumeQueueResponse)(nil),        // 83: tierq.v1.ResumeQueueResponse
-	(*ConfigureGroupRequest)(nil),      // 84: tierq.v1.ConfigureGroupRequest
-	(*ConfigureGroupResponse)(nil),     // 85: tierq.v1.ConfigureGroupResponse
-	(*PauseGroupRequest)(nil),          // 86: tierq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 87: tierq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 88: tierq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 89: tierq.v1.ResumeGroupResponse
-	(*ListConsumersRequest)(nil),       // 90: tierq.v1.ListConsumersRequest
-	(*HeldMessage)(nil),                // 91: tierq.v1.HeldMessage
-	(*Consumer)(nil),                   // 92: tierq.v1.Consumer
-	(*ListConsumersResponse)(nil),      // 93: tierq.v1.ListConsumersResponse
-	(*ExplainGroupRequest)(nil),        // 94: tierq.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),       // 95: tierq.v1.ExplainGroupResponse
-	(*DelayedPosition)(nil),            // 96: tierq.v1.DelayedPosition
-	(*DelayedMessage)(nil),             // 97: tierq.v1.DelayedMessage
-	(*ListDelayedRequest)(nil),         // 98: tierq.v1.ListDelayedRequest
-	(*ListDelayedResponse)(nil),        // 99: tierq.v1.ListDelayedResponse
-	(*CancelDelayedRequest)(nil),       // 100: tierq.v1.CancelDelayedRequest
-	(*RescheduleDelayedRequest)(nil),   // 101: tierq.v1.RescheduleDelayedRequest
-	(*ChangeDelayedResponse)(nil),      // 102: tierq.v1.ChangeDelayedResponse
-	(*BrowseRequest)(nil),              // 103: tierq.v1.BrowseRequest
-	(*BrowsedMessage)(nil),             // 104: tierq.v1.BrowsedMessage
-	(*BrowseResponse)(nil),             // 105: tierq.v1.BrowseResponse
-	(*LookupPublishRequest)(nil),       // 106: tierq.v1.LookupPublishRequest
-	(*LookupPublishResponse)(nil),      // 107: tierq.v1.LookupPublishResponse
+	(*ParkedExport)(nil),               // 28: tierq.v1.ParkedExport
+	(*Start)(nil),                      // 29: tierq.v1.Start
+	(*CreateGroupRequest)(nil),         // 30: tierq.v1.CreateGroupRequest
+	(*CreateGroupResponse)(nil),        // 31: tierq.v1.CreateGroupResponse
+	(*ListGroupsRequest)(nil),          // 32: tierq.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),         // 33: tierq.v1.ListGroupsResponse
+	(*DeleteGroupRequest)(nil),         // 34: tierq.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),        // 35: tierq.v1.DeleteGroupResponse
+	(*ResetGroupRequest)(nil),          // 36: tierq.v1.ResetGroupRequest
+	(*ResetGroupResponse)(nil),         // 37: tierq.v1.ResetGroupResponse
+	(*MoveGroupRequest)(nil),           // 38: tierq.v1.MoveGroupRequest
+	(*MoveGroupResponse)(nil),          // 39: tierq.v1.MoveGroupResponse
+	(*ReceiveRequest)(nil),             // 40: tierq.v1.ReceiveRequest
+	(*Message)(nil),                    // 41: tierq.v1.Message
+	(*PartitionHome)(nil),              // 42: tierq.v1.PartitionHome
+	(*ReceiveResponse)(nil),            // 43: tierq.v1.ReceiveResponse
+	(*ClaimIdleRequest)(nil),           // 44: tierq.v1.ClaimIdleRequest
+	(*ClaimIdleResponse)(nil),          // 45: tierq.v1.ClaimIdleResponse
+	(*AckRequest)(nil),                 // 46: tierq.v1.AckRequest
+	(*NackRequest)(nil),                // 47: tierq.v1.NackRequest
+	(*ReleaseRequest)(nil),             // 48: tierq.v1.ReleaseRequest
+	(*RejectRequest)(nil),              // 49: tierq.v1.RejectRequest
+	(*ExtendRequest)(nil),              // 50: tierq.v1.ExtendRequest
+	(*SettleResult)(nil),               // 51: tierq.v1.SettleResult
+	(*SettleResponse)(nil),             // 52: tierq.v1.SettleResponse
+	(*PublishStreamResponse)(nil),      // 53: tierq.v1.PublishStreamResponse
+	(*ConsumeStart)(nil),               // 54: tierq.v1.ConsumeStart
+	(*ConsumeSettle)(nil),              // 55: tierq.v1.ConsumeSettle
+	(*ConsumeWindow)(nil),              // 56: tierq.v1.ConsumeWindow
+	(*ConsumeRequest)(nil),             // 57: tierq.v1.ConsumeRequest
+	(*ConsumeStarted)(nil),             // 58: tierq.v1.ConsumeStarted
+	(*ConsumeMessages)(nil),            // 59: tierq.v1.ConsumeMessages
+	(*ConsumeSettled)(nil),             // 60: tierq.v1.ConsumeSettled
+	(*ConsumeResponse)(nil),            // 61: tierq.v1.ConsumeResponse
+	(*DeadLetter)(nil),                 // 62: tierq.v1.DeadLetter
+	(*ListDeadLettersRequest)(nil),     // 63: tierq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 64: tierq.v1.ListDeadLettersResponse
+	(*RedriveDeadLettersRequest)(nil),  // 65: tierq.v1.RedriveDeadLettersRequest
+	(*RedriveDeadLettersResponse)(nil), // 66: tierq.v1.RedriveDeadLettersResponse
+	(*PurgeDeadLettersRequest)(nil),    // 67: tierq.v1.PurgeDeadLettersRequest
+	(*PurgeDeadLettersResponse)(nil),   // 68: tierq.v1.PurgeDeadLettersResponse
+	(*Host)(nil),                       // 69: tierq.v1.Host
+	(*FleetStatusRequest)(nil),         // 70: tierq.v1.FleetStatusRequest
+	(*FleetStatusResponse)(nil),        // 71: tierq.v1.FleetStatusResponse
+	(*ShardDigestRequest)(nil),         // 72: tierq.v1.ShardDigestRequest
+	(*ReplicaDigest)(nil),              // 73: tierq.v1.ReplicaDigest
+	(*ShardDigestResponse)(nil),        // 74: tierq.v1.ShardDigestResponse
+	(*BenchProposeRequest)(nil),        // 75: tierq.v1.BenchProposeRequest
+	(*BenchProposeResponse)(nil),       // 76: tierq.v1.BenchProposeResponse
+	(*PurgeQueueRequest)(nil),          // 77: tierq.v1.PurgeQueueRequest
+	(*PurgeQueueResponse)(nil),         // 78: tierq.v1.PurgeQueueResponse
+	(*ConfigureQueueRequest)(nil),      // 79: tierq.v1.ConfigureQueueRequest
+	(*ConfigureQueueResponse)(nil),     // 80: tierq.v1.ConfigureQueueResponse
+	(*PauseQueueRequest)(nil),          // 81: tierq.v1.PauseQueueRequest
+	(*PauseQueueResponse)(nil),         // 82: tierq.v1.PauseQueueResponse
+	(*ResumeQueueRequest)(nil),         // 83: tierq.v1.ResumeQueueRequest
+	(*ResumeQueueResponse)(nil),        // 84: tierq.v1.ResumeQueueResponse
+	(*ConfigureGroupRequest)(nil),      // 85: tierq.v1.ConfigureGroupRequest
+	(*ConfigureGroupResponse)(nil),     // 86: tierq.v1.ConfigureGroupResponse
+	(*PauseGroupRequest)(nil),          // 87: tierq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 88: tierq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 89: tierq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 90: tierq.v1.ResumeGroupResponse
+	(*ListConsumersRequest)(nil),       // 91: tierq.v1.ListConsumersRequest
+	(*HeldMessage)(nil),                // 92: tierq.v1.HeldMessage
+	(*Consumer)(nil),                   // 93: tierq.v1.Consumer
+	(*ListConsumersResponse)(nil),      // 94: tierq.v1.ListConsumersResponse
+	(*ExplainGroupRequest)(nil),        // 95: tierq.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),       // 96: tierq.v1.ExplainGroupResponse
+	(*DelayedPosition)(nil),            // 97: tierq.v1.DelayedPosition
+	(*DelayedMessage)(nil),             // 98: tierq.v1.DelayedMessage
+	(*ListDelayedRequest)(nil),         // 99: tierq.v1.ListDelayedRequest
+	(*ListDelayedResponse)(nil),        // 100: tierq.v1.ListDelayedResponse
+	(*CancelDelayedRequest)(nil),       // 101: tierq.v1.CancelDelayedRequest
+	(*RescheduleDelayedRequest)(nil),   // 102: tierq.v1.RescheduleDelayedRequest
+	(*ChangeDelayedResponse)(nil),      // 103: tierq.v1.ChangeDelayedResponse
+	(*BrowseRequest)(nil),              // 104: tierq.v1.BrowseRequest
+	(*BrowsedMessage)(nil),             // 105: tierq.v1.BrowsedMessage
+	(*BrowseResponse)(nil),             // 106: tierq.v1.BrowseResponse
+	(*LookupPublishRequest)(nil),       // 107: tierq.v1.LookupPublishRequest
+	(*LookupPublishResponse)(nil),      // 108: tierq.v1.LookupPublishResponse
 }
 var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	0,   // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
@@ -9156,135 +9310,136 @@ var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	24,  // 18: tierq.v1.PublishResponse.parts:type_name -> tierq.v1.PublishedPart
 	26,  // 19: tierq.v1.Group.config:type_name -> tierq.v1.GroupConfig
 	27,  // 20: tierq.v1.Group.partitions:type_name -> tierq.v1.Group
-	26,  // 21: tierq.v1.CreateGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	28,  // 22: tierq.v1.CreateGroupRequest.start:type_name -> tierq.v1.Start
-	27,  // 23: tierq.v1.CreateGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 24: tierq.v1.ListGroupsResponse.groups:type_name -> tierq.v1.Group
-	28,  // 25: tierq.v1.ResetGroupRequest.start:type_name -> tierq.v1.Start
-	27,  // 26: tierq.v1.ResetGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 27: tierq.v1.MoveGroupResponse.group:type_name -> tierq.v1.Group
-	20,  // 28: tierq.v1.Message.headers:type_name -> tierq.v1.Header
-	40,  // 29: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
-	41,  // 30: tierq.v1.ReceiveResponse.elsewhere:type_name -> tierq.v1.PartitionHome
-	40,  // 31: tierq.v1.ClaimIdleResponse.messages:type_name -> tierq.v1.Message
-	0,   // 32: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
-	50,  // 33: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
-	25,  // 34: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
-	5,   // 35: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
-	53,  // 36: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
-	54,  // 37: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
-	55,  // 38: tierq.v1.ConsumeRequest.window:type_name -> tierq.v1.ConsumeWindow
-	40,  // 39: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
-	50,  // 40: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
-	57,  // 41: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
-	58,  // 42: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
-	59,  // 43: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
-	20,  // 44: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
-	61,  // 45: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
-	68,  // 46: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
-	72,  // 47: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
-	6,   // 48: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
-	11,  // 49: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 50: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 51: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
-	26,  // 52: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	27,  // 53: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 54: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 55: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
-	91,  // 56: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
-	92,  // 57: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
-	95,  // 58: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
-	20,  // 59: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
-	96,  // 60: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
-	97,  // 61: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
-	96,  // 62: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
-	20,  // 63: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
-	104, // 64: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
-	7,   // 65: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
-	12,  // 66: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
-	14,  // 67: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
-	18,  // 68: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
-	16,  // 69: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
-	22,  // 70: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
-	29,  // 71: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
-	31,  // 72: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
-	33,  // 73: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
-	35,  // 74: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
-	37,  // 75: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
-	39,  // 76: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
-	45,  // 77: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
-	46,  // 78: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
-	47,  // 79: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
-	48,  // 80: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
-	49,  // 81: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
-	43,  // 82: tierq.v1.GroupService.ClaimIdle:input_type -> tierq.v1.ClaimIdleRequest
-	62,  // 83: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
-	64,  // 84: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
-	66,  // 85: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
-	22,  // 86: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
-	56,  // 87: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
-	69,  // 88: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
-	71,  // 89: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
-	74,  // 90: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
-	76,  // 91: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
-	78,  // 92: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
-	80,  // 93: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
-	82,  // 94: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
-	84,  // 95: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
-	86,  // 96: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
-	88,  // 97: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
-	90,  // 98: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
-	94,  // 99: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
-	98,  // 100: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
-	100, // 101: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
-	101, // 102: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
-	103, // 103: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
-	106, // 104: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
-	8,   // 105: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
-	13,  // 106: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
-	15,  // 107: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
-	19,  // 108: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
-	17,  // 109: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
-	25,  // 110: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
-	30,  // 111: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
-	32,  // 112: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
-	34,  // 113: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
-	36,  // 114: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
-	38,  // 115: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
-	42,  // 116: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
-	51,  // 117: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
-	51,  // 118: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
-	51,  // 119: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
-	51,  // 120: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
-	51,  // 121: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
-	44,  // 122: tierq.v1.GroupService.ClaimIdle:output_type -> tierq.v1.ClaimIdleResponse
-	63,  // 123: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
-	65,  // 124: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
-	67,  // 125: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
-	52,  // 126: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
-	60,  // 127: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
-	70,  // 128: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
-	73,  // 129: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
-	75,  // 130: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
-	77,  // 131: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
-	79,  // 132: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
-	81,  // 133: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
-	83,  // 134: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
-	85,  // 135: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
-	87,  // 136: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
-	89,  // 137: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
-	93,  // 138: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
-	95,  // 139: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
-	99,  // 140: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
-	102, // 141: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	102, // 142: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	105, // 143: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
-	107, // 144: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
-	105, // [105:145] is the sub-list for method output_type
-	65,  // [65:105] is the sub-list for method input_type
-	65,  // [65:65] is the sub-list for extension type_name
-	65,  // [65:65] is the sub-list for extension extendee
-	0,   // [0:65] is the sub-list for field type_name
+	28,  // 21: tierq.v1.Group.parked:type_name -> tierq.v1.ParkedExport
+	26,  // 22: tierq.v1.CreateGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	29,  // 23: tierq.v1.CreateGroupRequest.start:type_name -> tierq.v1.Start
+	27,  // 24: tierq.v1.CreateGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 25: tierq.v1.ListGroupsResponse.groups:type_name -> tierq.v1.Group
+	29,  // 26: tierq.v1.ResetGroupRequest.start:type_name -> tierq.v1.Start
+	27,  // 27: tierq.v1.ResetGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 28: tierq.v1.MoveGroupResponse.group:type_name -> tierq.v1.Group
+	20,  // 29: tierq.v1.Message.headers:type_name -> tierq.v1.Header
+	41,  // 30: tierq.v1.ReceiveResponse.messages:type_name -> tierq.v1.Message
+	42,  // 31: tierq.v1.ReceiveResponse.elsewhere:type_name -> tierq.v1.PartitionHome
+	41,  // 32: tierq.v1.ClaimIdleResponse.messages:type_name -> tierq.v1.Message
+	0,   // 33: tierq.v1.SettleResult.effect:type_name -> tierq.v1.Effect
+	51,  // 34: tierq.v1.SettleResponse.results:type_name -> tierq.v1.SettleResult
+	25,  // 35: tierq.v1.PublishStreamResponse.published:type_name -> tierq.v1.PublishResponse
+	5,   // 36: tierq.v1.PublishStreamResponse.refused:type_name -> tierq.v1.ErrorDetail
+	54,  // 37: tierq.v1.ConsumeRequest.start:type_name -> tierq.v1.ConsumeStart
+	55,  // 38: tierq.v1.ConsumeRequest.settle:type_name -> tierq.v1.ConsumeSettle
+	56,  // 39: tierq.v1.ConsumeRequest.window:type_name -> tierq.v1.ConsumeWindow
+	41,  // 40: tierq.v1.ConsumeMessages.messages:type_name -> tierq.v1.Message
+	51,  // 41: tierq.v1.ConsumeSettled.results:type_name -> tierq.v1.SettleResult
+	58,  // 42: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
+	59,  // 43: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
+	60,  // 44: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
+	20,  // 45: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
+	62,  // 46: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
+	69,  // 47: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
+	73,  // 48: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
+	6,   // 49: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
+	11,  // 50: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 51: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 52: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
+	26,  // 53: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	27,  // 54: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 55: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 56: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
+	92,  // 57: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
+	93,  // 58: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
+	96,  // 59: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
+	20,  // 60: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
+	97,  // 61: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
+	98,  // 62: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
+	97,  // 63: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
+	20,  // 64: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
+	105, // 65: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
+	7,   // 66: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
+	12,  // 67: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
+	14,  // 68: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
+	18,  // 69: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
+	16,  // 70: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
+	22,  // 71: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
+	30,  // 72: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
+	32,  // 73: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
+	34,  // 74: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
+	36,  // 75: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
+	38,  // 76: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
+	40,  // 77: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
+	46,  // 78: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
+	47,  // 79: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
+	48,  // 80: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
+	49,  // 81: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
+	50,  // 82: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
+	44,  // 83: tierq.v1.GroupService.ClaimIdle:input_type -> tierq.v1.ClaimIdleRequest
+	63,  // 84: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
+	65,  // 85: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
+	67,  // 86: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
+	22,  // 87: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
+	57,  // 88: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
+	70,  // 89: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
+	72,  // 90: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
+	75,  // 91: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
+	77,  // 92: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
+	79,  // 93: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
+	81,  // 94: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
+	83,  // 95: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
+	85,  // 96: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
+	87,  // 97: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
+	89,  // 98: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
+	91,  // 99: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
+	95,  // 100: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
+	99,  // 101: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
+	101, // 102: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
+	102, // 103: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
+	104, // 104: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
+	107, // 105: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
+	8,   // 106: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
+	13,  // 107: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
+	15,  // 108: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
+	19,  // 109: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
+	17,  // 110: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
+	25,  // 111: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
+	31,  // 112: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
+	33,  // 113: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
+	35,  // 114: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
+	37,  // 115: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
+	39,  // 116: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
+	43,  // 117: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
+	52,  // 118: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
+	52,  // 119: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
+	52,  // 120: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
+	52,  // 121: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
+	52,  // 122: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
+	45,  // 123: tierq.v1.GroupService.ClaimIdle:output_type -> tierq.v1.ClaimIdleResponse
+	64,  // 124: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
+	66,  // 125: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
+	68,  // 126: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
+	53,  // 127: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
+	61,  // 128: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
+	71,  // 129: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
+	74,  // 130: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
+	76,  // 131: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
+	78,  // 132: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
+	80,  // 133: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
+	82,  // 134: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
+	84,  // 135: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
+	86,  // 136: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
+	88,  // 137: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
+	90,  // 138: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
+	94,  // 139: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
+	96,  // 140: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
+	100, // 141: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
+	103, // 142: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	103, // 143: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	106, // 144: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
+	108, // 145: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
+	106, // [106:146] is the sub-list for method output_type
+	66,  // [66:106] is the sub-list for method input_type
+	66,  // [66:66] is the sub-list for extension type_name
+	66,  // [66:66] is the sub-list for extension extendee
+	0,   // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_tierq_proto_init() }
@@ -9294,56 +9449,56 @@ func file_tierq_v1_tierq_proto_init() {
 	}
 	file_tierq_v1_tierq_proto_msgTypes[9].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[17].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[24].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[26].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[28].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[30].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[32].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[34].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[38].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[40].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[25].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[27].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[29].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[31].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[33].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[35].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[39].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[41].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[42].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[43].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[44].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[47].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[45].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[48].OneofWrappers = []any{
 		(*PublishStreamResponse_Published)(nil),
 		(*PublishStreamResponse_Refused)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[48].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[49].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[51].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[50].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[52].OneofWrappers = []any{
 		(*ConsumeRequest_Start)(nil),
 		(*ConsumeRequest_Settle)(nil),
 		(*ConsumeRequest_Drain)(nil),
 		(*ConsumeRequest_Window)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[55].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[56].OneofWrappers = []any{
 		(*ConsumeResponse_Started)(nil),
 		(*ConsumeResponse_Messages)(nil),
 		(*ConsumeResponse_Settled)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[57].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[59].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[61].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[71].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[79].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[81].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[83].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[85].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[89].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[93].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[95].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[58].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[60].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[62].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[72].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[80].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[82].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[84].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[86].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[90].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[94].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[96].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[98].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[101].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[97].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[99].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[102].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_tierq_proto_rawDesc), len(file_tierq_v1_tierq_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   103,
+			NumMessages:   104,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

@@ -1,0 +1,280 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/node/api"
+	"github.com/tierq/tierq/node/outbox"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// TestExports: dead letters go to the queue that their group names, in a fleet of two full hosts and a witness.
+func TestExports(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short opens no fleet")
+	}
+	d := openDev(t, t.TempDir())
+	defer func() { require.NoError(t, d.Close()) }()
+	for name, test := range map[string]func(*adminFleet){
+		"moves": testExportsOverMoves, "loops": testExportLoops, "full": testExportsToAFullQueue, "deleted": testExportsToADeletedQueue,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
+			defer cancel()
+			test(&adminFleet{t: t, d: d, ctx: ctx})
+		})
+	}
+}
+
+func (f *adminFleet) stored(queueName string) (list []queue.StoredMessage) {
+	f.t.Helper()
+	for from := queue.Address(0); ; {
+		type page struct {
+			list []queue.StoredMessage
+			next queue.Address
+		}
+		p := must(f, func(n *Node) (page, error) {
+			list, next, err := n.Browse(f.ctx, api.Browse{Queue: queueName, From: from, Limit: 1000, MaxBytes: 1 << 20})
+			return page{list, next}, err
+		})
+		if list = append(list, p.list...); p.next == 0 {
+			return list
+		}
+		from = p.next
+	}
+}
+
+// reject sends messages and rejects each.
+func (f *adminFleet) reject(queueName, group, prefix string, n int) (bodies []string) {
+	f.t.Helper()
+	var p queue.Publish
+	for i := range n {
+		bodies = append(bodies, fmt.Sprint(prefix, i))
+		p.Messages = append(p.Messages, queue.Message{Body: []byte(bodies[i])})
+	}
+	f.send(queueName, p)
+	for left := n; left > 0; {
+		ds := f.receive(queueName, group, "", left)
+		f.settle(api.SettleReject, queueName, group, "bad", ds...)
+		left -= len(ds)
+	}
+	return bodies
+}
+
+func (f *adminFleet) exported(queueName, group string, n int) {
+	f.t.Helper()
+	require.Eventually(f.t, func() bool {
+		g := f.info(queueName, group)
+		return g.Exports == 0 && g.Counters.Exported == uint64(n)
+	}, 60*time.Second, 20*time.Millisecond)
+}
+
+// testExportsOverMoves moves the home and the leaders of both queues while dead letters flow: one copy of each arrives.
+func testExportsOverMoves(f *adminFleet) {
+	f.create("orders", queue.QueueOptions{})
+	f.create("orders.dead", queue.QueueOptions{})
+	f.group("orders", "g", queue.GroupConfig{DeadLetterQueue: "orders.dead"})
+	var want []string
+	for round := range 4 {
+		want = append(want, f.reject("orders", "g", fmt.Sprintf("%d-", round), 40)...)
+		other := f.d.Nodes[round%2].id
+		must(f, func(n *Node) (api.GroupInfo, error) { return n.MoveGroup(f.ctx, "orders", nil, "g", other) })
+		for _, name := range []string{"orders", "orders.dead"} {
+			f.moveLeader(name)
+		}
+	}
+	f.exported("orders", "g", len(want))
+	var got []string
+	for _, m := range f.stored("orders.dead") {
+		got = append(got, string(m.Body))
+	}
+	slices.Sort(want) // settles of one call may be applied in any order
+	slices.Sort(got)
+	require.Equal(f.t, want, got, "one copy of each")
+	info, err := f.d.Nodes[0].DescribeQueue(f.ctx, "orders", nil)
+	require.NoError(f.t, err)
+	require.Zero(f.t, info.Messages)
+	m := f.stored("orders.dead")[0]
+	headers := map[string]string{}
+	for _, h := range m.Headers {
+		headers[h.Name] = string(h.Value)
+	}
+	require.Equal(f.t, "orders", headers[outbox.HeaderQueue])
+	require.Equal(f.t, "g", headers[outbox.HeaderGroup])
+	require.Equal(f.t, "bad", headers[outbox.HeaderReason])
+	require.Equal(f.t, "1", headers[outbox.HeaderHops])
+	for _, q := range []string{"orders", "orders.dead"} {
+		f.sameDigests(q)
+	}
+}
+
+// moveLeader hands a queue's leader to the other full host.
+func (f *adminFleet) moveLeader(name string) {
+	f.t.Helper()
+	q, ok := f.d.Nodes[0].view().Queue("", name)
+	require.True(f.t, ok)
+	require.Eventually(f.t, func() bool {
+		for _, n := range f.d.Nodes[:2] {
+			dsk, err := n.desk(q.Shards[0])
+			if err != nil || !dsk.leads() {
+				continue
+			}
+			ctx, cancel := context.WithTimeout(f.ctx, 5*time.Second)
+			defer cancel()
+			if n.raft.TransferLeader(ctx, q.Shards[0], dsk.otherReplica()) == nil {
+				return true
+			}
+		}
+		return false
+	}, 30*time.Second, 50*time.Millisecond)
+}
+
+func (f *adminFleet) sameDigests(name string) {
+	f.t.Helper()
+	require.Eventually(f.t, func() bool {
+		one, err := f.d.Nodes[0].Digest(f.ctx, name, 0)
+		require.NoError(f.t, err)
+		two, err := f.d.Nodes[1].Digest(f.ctx, name, 0)
+		require.NoError(f.t, err)
+		return one.Applied == two.Applied && one.Digest == two.Digest
+	}, 20*time.Second, 50*time.Millisecond)
+}
+
+func testExportLoops(f *adminFleet) {
+	for _, name := range []string{"a", "b", "c"} {
+		f.create("loop."+name, queue.QueueOptions{})
+	}
+	name := func(queueName, group, to string) error {
+		_, err := try(f, func(n *Node) (api.GroupInfo, error) {
+			return n.CreateGroup(f.ctx, api.CreateGroup{Queue: queueName, Name: group, Config: queue.GroupConfig{DeadLetterQueue: to}})
+		})
+		return err
+	}
+	f.refused(code.InvalidArgument, name("loop.a", "self", "loop.a"))
+	f.refused(code.UnknownQueue, name("loop.a", "missing", "loop.none"))
+	require.NoError(f.t, name("loop.a", "g", "loop.b"))
+	require.NoError(f.t, name("loop.b", "g", "loop.c"))
+	err := name("loop.c", "g", "loop.a")
+	f.refused(code.InvalidArgument, err)
+	require.Contains(f.t, err.Error(), "loop.c -> loop.a -> loop.b -> loop.c")
+	require.NoError(f.t, name("loop.c", "plain", ""))
+	version := f.info("loop.c", "plain").ConfigVersion
+	_, err = try(f, func(n *Node) (api.GroupInfo, error) {
+		return n.ConfigureGroup(f.ctx, "loop.c", nil, "plain", queue.GroupConfig{DeadLetterQueue: "loop.b"}, version)
+	})
+	f.refused(code.InvalidArgument, err)
+	require.NoError(f.t, name("loop.a", "g", "loop.b"), "the same creation again")
+}
+
+// testExportsToAFullQueue: they park, everybody can see why, a redrive of what waits works, and they go on by themselves.
+func testExportsToAFullQueue(f *adminFleet) {
+	f.create("full", queue.QueueOptions{})
+	f.create("full.dead", queue.QueueOptions{MaxMessages: 3})
+	f.group("full", "g", queue.GroupConfig{DeadLetterQueue: "full.dead"})
+	f.reject("full", "g", "m", 40)
+	require.Eventually(f.t, func() bool { return f.atHomeParked("full", "g") != nil }, 30*time.Second, 20*time.Millisecond)
+	p := f.atHomeParked("full", "g")
+	require.Equal(f.t, code.QueueFull, p.Code)
+	require.Equal(f.t, "full.dead", p.Queue)
+	require.Len(f.t, f.stored("full.dead"), 3)
+	g := f.info("full", "g")
+	require.EqualValues(f.t, 37, g.Exports)
+	require.EqualValues(f.t, 3, g.Counters.Exported)
+	e := f.explain("full", "g", 0, "")
+	require.Equal(f.t, "dead-letters-parked", e.Verdict)
+	require.Contains(f.t, e.Text, "full.dead")
+	require.Contains(f.t, f.explain("full", "g", p.Address, "").Text, "does not take it")
+	stats := must(f, func(n *Node) (*ParkedStats, error) {
+		if n.id != g.HomeHost {
+			return nil, &api.ElsewhereError{Host: g.HomeHost, Cause: code.New(code.NotOwner, "")}
+		}
+		q, _ := n.view().Queue("", "full")
+		return n.queueStats(q).Partitions[0].Groups[0].Parked, nil
+	})
+	require.Equal(f.t, "QUEUE_FULL", stats.Code)
+	families, err := f.d.Nodes[0].gatherer().Gather()
+	require.NoError(f.t, err)
+	var waiting float64
+	for _, m := range families {
+		for _, x := range m.GetMetric() {
+			if m.GetName() == "tierq_outbox_waiting" && x.GetLabel()[2].GetValue() == "full" {
+				waiting = x.GetGauge().GetValue()
+			}
+		}
+	}
+	require.EqualValues(f.t, 37, waiting)
+
+	dead := must(f, func(n *Node) ([]queue.DeadLetter, error) {
+		list, _, err := n.ListDead(f.ctx, api.Dead{Queue: "full", Group: "g", Limit: 100})
+		return list, err
+	})
+	require.Len(f.t, dead, 37)
+	var waits, moving []queue.Address
+	for _, d := range dead {
+		if d.ExportState == queue.ExportPending {
+			waits = append(waits, d.Address)
+		} else {
+			moving = append(moving, d.Address)
+		}
+	}
+	require.NotEmpty(f.t, moving)
+	require.NotEmpty(f.t, waits)
+	reply := must(f, func(n *Node) (api.DeadReply, error) {
+		return n.RedriveDead(f.ctx, api.Dead{Queue: "full", Group: "g", Addresses: []queue.Address{moving[0], waits[0]}})
+	})
+	require.Equal(f.t, 1, reply.Done, "what waits can be redriven")
+	require.Equal(f.t, 1, reply.Skipped, "what is being published cannot")
+	reply = must(f, func(n *Node) (api.DeadReply, error) {
+		return n.PurgeDead(f.ctx, api.Dead{Queue: "full", Group: "g", Addresses: []queue.Address{moving[0], waits[1]}})
+	})
+	require.Equal(f.t, 1, reply.Done)
+	require.EqualValues(f.t, 1, f.info("full", "g").Counters.Purged)
+
+	v := must(f, func(n *Node) (api.QueueInfo, error) { return n.DescribeQueue(f.ctx, "full.dead", nil) })
+	o := v.Options
+	o.MaxMessages = 0
+	must(f, func(n *Node) (api.QueueInfo, error) { return n.ConfigureQueue(f.ctx, "full.dead", o) })
+	f.exported("full", "g", 38)
+	require.Nil(f.t, f.atHomeParked("full", "g"))
+	require.Len(f.t, f.stored("full.dead"), 38)
+}
+
+func (f *adminFleet) atHomeParked(queueName, group string) *api.ParkedExport {
+	f.t.Helper()
+	for _, n := range f.d.Nodes[:2] {
+		gs, err := n.ListGroups(f.ctx, queueName, nil)
+		require.NoError(f.t, err)
+		for _, g := range gs {
+			if g.Name == group && g.HomeHost == n.id {
+				return g.Parked
+			}
+		}
+	}
+	return nil
+}
+
+// testExportsToADeletedQueue: what waits for a queue that was deleted goes to the one that has its name then.
+func testExportsToADeletedQueue(f *adminFleet) {
+	f.create("deleted", queue.QueueOptions{})
+	f.create("deleted.dead", queue.QueueOptions{MaxMessages: 1})
+	f.group("deleted", "g", queue.GroupConfig{DeadLetterQueue: "deleted.dead"})
+	f.reject("deleted", "g", "m", 5)
+	require.Eventually(f.t, func() bool { return f.atHomeParked("deleted", "g") != nil }, 30*time.Second, 20*time.Millisecond)
+	must(f, func(n *Node) (bool, error) { return true, n.DeleteQueue(f.ctx, "deleted.dead") })
+	require.Eventually(f.t, func() bool {
+		p := f.atHomeParked("deleted", "g")
+		return p != nil && p.Code == code.UnknownQueue && strings.Contains(p.Text, "deleted.dead")
+	}, 30*time.Second, 20*time.Millisecond)
+	require.EqualValues(f.t, 4, f.info("deleted", "g").Exports, "nothing is dropped")
+	f.create("deleted.dead", queue.QueueOptions{})
+	f.exported("deleted", "g", 5)
+	require.Len(f.t, f.stored("deleted.dead"), 4)
+}
