@@ -22,19 +22,20 @@
 //	(state) ─► fresh ───► leased ──────────────────────────────► gone
 //	   │         ▲          │ │ release: at once, uncounted
 //	   │  its time comes    │ └───────► retrying (not-before 0)
-//	   ▼         │          │ nack, run out ─► apply: attempts + 1
+//	   ▼         │          │ nack, run out, claimed ─► apply: attempts + 1
 //	delayed ── retrying ◄───┤
 //	                        │ reject, last attempt ─► apply: dead letter
 //	                        └──────────────────────────────────► gone; redrive brings it back
 //
-// A message behind the head of its key is blocked until the head is finished or dead. While a command for a message
-// is unresolved the message is in none of these: it gets no lease, and its lease does not run out. A command whose
+// A message behind the head of its key is blocked until the head is finished or dead. A claimed message is leased again,
+// by the claimer. While a command for a message is unresolved the message is in none of these: it gets no lease, and its
+// lease does not run out. The command that records its lease is one of them, but an ack may go beside it. A command whose
 // outcome is unknown is proposed again, the same bytes, until apply answers or the epoch ends, because a copy may
 // commit at any later time.
 //
 // # What a home change costs
 //
-// Leases are not recorded in this version: they end with their epoch, the messages come again with the same attempt
-// number, and the old receipts are refused. Leases that the state has a record of are honoured to their deadline. An
-// extend holds in the ledger only.
+// A lease that is open for the group's record_after, and every extend, is recorded in the state; a new home honours
+// recorded leases, and their receipts, to their deadlines. Others end with their epoch: their messages come again with
+// the same attempt number, and their receipts are refused. A planned move records every lease first.
 package home
