@@ -17,8 +17,9 @@ const (
 	firstSegmentBytes = 256 << 10
 	// maxSegmentBytes keeps offsets within 32 bits, and a segment within what recovery reads at once.
 	maxSegmentBytes = 2 << 30
-	// busyBytesPerSecond is the rate of writing above which new files are not filled with zeros.
-	busyBytesPerSecond = 16 << 20
+	// busyBytesPerSecond is the rate of writing above which new files are not filled with zeros: the log's own fsyncs would wait
+	// behind them more than they gain.
+	busyBytesPerSecond = 4 << 20
 	// quickFill is a segment's life below which the next one is twice as large; four times, below a fifth of it.
 	quickFill = 500 * time.Millisecond
 )
