@@ -15,6 +15,7 @@ import (
 
 // apis are the stubs of one address.
 type apis struct {
+	addr   string
 	queue  tierqv1connect.QueueServiceClient
 	group  tierqv1connect.GroupServiceClient
 	status tierqv1connect.StatusServiceClient
@@ -32,6 +33,7 @@ func newAPIs(hc connect.HTTPClient, addr string) *apis {
 		connect.WithAcceptCompression("gzip", nil, nil), // the network is near: bytes are cheaper than gzip
 	}
 	return &apis{
+		addr:   addr,
 		queue:  tierqv1connect.NewQueueServiceClient(hc, base, opts...),
 		group:  tierqv1connect.NewGroupServiceClient(hc, base, opts...),
 		status: tierqv1connect.NewStatusServiceClient(hc, base, opts...),

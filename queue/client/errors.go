@@ -49,11 +49,9 @@ func fromDetail(ce *connect.Error) *code.Error {
 		if !ok {
 			continue
 		}
-		return &code.Error{
-			Code: code.Code(m.Code), Effect: effectOf(m.Effect, code.Code(m.Code)), Text: m.Text,
-			HomeHost: m.HomeHost, HomeAPI: m.HomeApi, Epoch: m.Epoch,
-			LeaderHost: m.LeaderHost, LeaderAPI: m.LeaderApi, RetryAfterMs: m.RetryAfterMs, Cause: ce,
-		}
+		e := errorOf(m)
+		e.Cause = ce
+		return e
 	}
 	return nil
 }

@@ -26,9 +26,8 @@ type Options struct {
 	ProducerID    uint64
 	ProducerEpoch uint64
 
-	// Unordered lets several requests for one queue travel at once, so that a message need not wait for the answer to
-	// the one before it; they may be stored out of order. Without it one queue's messages are stored in the order in
-	// which they were published, whatever fails, with one request in flight that takes all that has come meanwhile.
+	// Unordered lets messages overtake each other when a request is refused or its answer is lost. Without it a partition's
+	// messages are stored in the order in which they were published, whatever fails: what is behind a failed request waits.
 	// Queues with `ordering: key` are always in order.
 	Unordered bool
 
@@ -37,7 +36,8 @@ type Options struct {
 	// Default to 1,024 and 1 MiB. MaxBatchMessages must be in [1, 8192].
 	MaxBatchMessages int
 	MaxBatchBytes    int
-	// MaxBatchesInFlight bounds the publish requests in flight for one queue, if Unordered. Defaults to 8.
+	// MaxBatchesInFlight bounds the publish requests in flight for one partition. Defaults to 8. With hosts that do not
+	// stream it is 1, but for Unordered.
 	MaxBatchesInFlight int
 
 	// MaxBufferedMessages and MaxBufferedBytes bound what is published and not answered yet, over all queues. A single

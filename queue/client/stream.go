@@ -22,8 +22,10 @@ type streamKey struct {
 // flight, and answers the publishes. It has no goroutine of its own: a batch has one while it is in flight, and whoever
 // changes what limits sending calls pumpLocked.
 //
-// A stream is in line, one batch at a time, every seq following the last stored one, or with Options.Unordered loose:
-// batches in flight side by side. The first SEQ_GAP gets a loose stream in line: the queue demands it (`ordering: key`).
+// A stream is in line, every seq following the last stored one, or with Options.Unordered loose. Either way several batches
+// are in flight: in line they leave in order by one PublishStream, and the state machine stores none without the ones before it.
+// By unary calls a stream in line has one at a time. The first SEQ_GAP gets a loose stream in line: the queue demands it
+// (`ordering: key`).
 //
 // Invariants:
 //  1. A seq names one message for ever (within the producer's epoch): a message that may have been stored keeps its seq.
@@ -31,6 +33,8 @@ type streamKey struct {
 //     forgets an unanswered seq.
 //  3. New messages wait while a batch is being retried, so what is stored later was published later where possible.
 //  4. In line, what may have been stored and was given up on ends the epoch: the next one starts a new sequence.
+//  5. In line, when a message in flight is refused or comes back, nothing new is sent until all in flight are answered; then
+//     what is left is numbered anew behind the last stored one.
 type stream struct {
 	c   *Client
 	key streamKey
@@ -41,14 +45,21 @@ type stream struct {
 	nextSeq  uint64
 	epoch    uint64
 	inLine   bool
-	stored   uint64 // in line: the greatest seq known to be stored
-	lostLine bool   // in line: a seq that may be stored was given up on
-	holding  int    // batches that are being retried
+	stored   uint64          // in line: the greatest seq known to be stored
+	lostLine bool            // in line: a seq that may be stored was given up on
+	broken   bool            // in line: what is in flight is not one sequence any more
+	lastSent <-chan struct{} // in line: closed when the last batch has its place in the order
+	holding  int             // batches that are being retried
 	// registered counts the new sequences begun since a message was last stored.
 	registered int
 	expiry     *time.Timer // answers pending messages whose time ran out
 	expiresAt  time.Time
 	closed     bool
+
+	pipeMu     sync.Mutex // below mu
+	pipe       *pipe
+	silent     int // pipes in a row that ended without an answer
+	unaryUntil time.Time
 }
 
 // batch is one request's worth of messages in seq order, in flight until all are answered.
@@ -58,6 +69,10 @@ type batch struct {
 	cancel context.CancelCauseFunc
 	inLine bool // sent while the stream was in line
 	held   bool
+	// next: when its request was made, everything before it was stored, so that a gap is not one of ours.
+	next   bool
+	turn   <-chan struct{} // in line: closed when the batch before has its place in the order
+	placed func()          // says that this one has
 	// chunk bounds how many messages go into a request after one was refused for a message in it; 0: all.
 	chunk      int
 	refused    int         // rounds in which a message was refused for now
@@ -155,6 +170,11 @@ func (s *stream) pumpLocked() {
 			return
 		}
 		s.batches[b] = struct{}{}
+		sent := make(chan struct{})
+		b.turn, b.placed = s.lastSent, sync.OnceFunc(func() { close(sent) })
+		if s.inLine {
+			s.lastSent = sent
+		}
 		s.c.wg.Add(1)
 		go s.run(b)
 	}
@@ -162,7 +182,7 @@ func (s *stream) pumpLocked() {
 
 func (s *stream) maySendLocked() bool {
 	limit := s.c.opts.MaxBatchesInFlight
-	if s.inLine {
+	if s.inLine && (!s.pipes() || s.broken) {
 		limit = 1
 	}
 	return !s.closed && s.holding == 0 && len(s.pending) > 0 && len(s.batches) < limit
@@ -187,8 +207,9 @@ func (s *stream) lowLocked() uint64 {
 
 // takeLocked makes a batch of the head of pending and numbers it, or returns nil if the window is full.
 func (s *stream) takeLocked() *batch {
-	if s.inLine {
+	if s.inLine && len(s.batches) == 0 {
 		s.realignLocked()
+		s.broken = false
 	}
 	n := s.headLocked(s.lowLocked() + producerWindow - s.nextSeq)
 	if n == 0 {
@@ -320,13 +341,20 @@ func (s *stream) registerLocked() {
 func (s *stream) run(b *batch) {
 	defer s.c.wg.Done()
 	defer b.cancel(nil)
+	defer b.placed()
+	if b.inLine && b.turn != nil {
+		select {
+		case <-b.turn:
+		case <-b.ctx.Done():
+		}
+	}
 	for {
 		req, sent := s.request(b)
 		var from string
 		res, err := call(b.ctx, s.c, how{
 			to: s.route(), mutates: true, idempotent: true, brisk: true, timeout: s.c.opts.PublishTimeout, from: &from,
 			failed: func(e *code.Error) { s.tryFailed(b, sent, e) },
-		}, publishStub, req)
+		}, s.publishStub(b.placed), req)
 		if err == nil && res.LeaderApi != "" {
 			s.c.router.hint(s.route(), res.LeaderApi, from)
 		}
@@ -361,6 +389,9 @@ func (s *stream) request(b *batch) (*tierqv1.PublishRequest, []*item) {
 		}
 		if b.chunk > 0 && len(sent) == b.chunk {
 			break
+		}
+		if len(sent) == 0 {
+			b.next = it.seq == s.stored+1
 		}
 		it.msg.Seq = it.seq
 		req.Messages = append(req.Messages, it.msg)
@@ -515,7 +546,7 @@ func (s *stream) mayRegisterLocked() bool {
 // gapLocked: the queue wants every seq to follow the last one, and a predecessor of these is missing: in flight, refused,
 // or given up on. Get in line.
 func (s *stream) gapLocked(b *batch, items []*item, e *code.Error) time.Duration {
-	if b.inLine && items[0].seq == s.stored+1 {
+	if b.inLine && b.next && items[0].seq == s.stored+1 {
 		// Nothing of ours is missing, so what the fleet remembers of this producer is not what we know.
 		if s.registered >= maxRegistrations {
 			s.failLocked(b.items, e)
@@ -530,7 +561,7 @@ func (s *stream) gapLocked(b *batch, items []*item, e *code.Error) time.Duration
 
 // reenterLocked lets what is left go under a new epoch, in line from then on.
 func (s *stream) reenterLocked() {
-	s.inLine, s.lostLine = true, true
+	s.inLine, s.lostLine, s.broken = true, true, true
 }
 
 // again reports whether b may send its next request with the seqs that it has. In line, a refused message leaves its seq
@@ -582,6 +613,7 @@ func (s *stream) finishLocked(b *batch) {
 		}
 	}
 	if len(back) > 0 {
+		s.broken = true
 		s.pending = append(back, s.pending...)
 		slices.SortStableFunc(s.pending, bySeq)
 	}
@@ -614,6 +646,9 @@ func (s *stream) failOneLocked(it *item, e *code.Error) {
 		return
 	}
 	e = sticky(e, it.maybe)
+	if it.seq != 0 {
+		s.broken = true
+	}
 	if e.Effect == code.EffectMaybe {
 		s.lostLine = true
 	}

@@ -24,9 +24,6 @@ func benchPropose(a *apis) method[tierqv1.BenchProposeRequest, tierqv1.BenchProp
 	return a.status.BenchPropose
 }
 
-func publishStub(a *apis) method[tierqv1.PublishRequest, tierqv1.PublishResponse] {
-	return a.queue.Publish
-}
 func createQueue(a *apis) method[tierqv1.CreateQueueRequest, tierqv1.CreateQueueResponse] {
 	return a.queue.CreateQueue
 }
