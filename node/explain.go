@@ -263,7 +263,7 @@ func (x *explainer) whole() {
 	case c.Unfinished == 0 && parked != nil:
 		x.say("dead-letters-parked", "everything is finished but %d dead letters, which dead-letter queue %s does not take: %s", x.group.Exports, parked.Queue, parked.Text)
 	case c.Unfinished == 0:
-		x.say("idle", "everything is finished: %d acked, %d dead", c.Acked, c.Dead)
+		x.say("idle", "everything is finished: %d acked, %d dead, %d sent on to a dead-letter queue", c.Acked, c.Dead, c.Exported)
 	case s.Ready > 0 || s.More:
 		x.idle("ready", "messages are ready to be handed out")
 	case s.Leased > 0:
