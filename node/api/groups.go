@@ -624,7 +624,7 @@ func protoGroup(g GroupInfo) *tierqv1.Group {
 	return &tierqv1.Group{
 		Queue: g.Queue, Partition: g.Partition, Name: g.Name, Id: uint64(g.ID), Config: protoGroupConfig(g.Config), HomeHost: g.HomeHost, HomeApi: g.HomeAPI,
 		Epoch: uint64(g.Epoch), Floor: uint64(g.Floor), Unfinished: g.Counters.Unfinished, Acked: g.Counters.Acked, Dead: g.Counters.Dead,
-		Retrying: g.Counters.Retrying, InFlight: uint64(g.InFlight), WaitingReceives: uint64(g.Waiting),
+		Retrying: g.Counters.Retrying - g.Counters.Leased, InFlight: uint64(g.InFlight), WaitingReceives: uint64(g.Waiting),
 		ConfigVersion: g.ConfigVersion, StartAddress: uint64(g.Start), Exported: g.Counters.Exported, Expired: g.Counters.Expired,
 		Purged: g.Counters.Purged, Cancelled: g.Counters.Cancelled, RetriesTotal: g.Counters.Retries, DeadTotal: g.Counters.DeadTotal,
 		RedrivenTotal: g.Counters.Redriven, OldestAddress: uint64(g.Oldest), OldestAgeMs: uint64(g.OldestAge.Milliseconds()),

@@ -171,6 +171,21 @@ func (c *chaos) finish(k *Keeper, d Delivery, rng *rand.Rand) {
 		return
 	case 3:
 		pass(time.Duration(rng.IntN(4000)) * time.Millisecond)
+	case 4:
+		pass(time.Duration(rng.IntN(1500)) * time.Millisecond)
+		_, _ = k.Extend(within(time.Second), "g", []ExtendItem{{Receipt: d.Receipt, Lease: 3 * time.Second}})
+		pass(time.Duration(rng.IntN(2000)) * time.Millisecond)
+		c.r.mu.Lock()
+		k = c.r.replicas[rng.IntN(3)].keeper // the receipt may be good elsewhere
+		c.r.mu.Unlock()
+	case 5:
+		got, err := k.ClaimIdle(within(time.Second), "g", ClaimRequest{MinIdle: time.Second, Max: 3})
+		if err == nil {
+			c.deliver(got.Deliveries)
+			for _, d := range got.Deliveries {
+				c.finish(k, d, rng)
+			}
+		}
 	}
 	items, err := k.Ack(within(2*time.Second), "g", []string{d.Receipt})
 	if err == nil && items[0].Code == code.OK {

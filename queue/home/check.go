@@ -39,8 +39,14 @@ func (l *Ledger) checkEntry(a queue.Address, e *entry) error {
 	switch {
 	case e.address != a || e.place == placeGone:
 		return fail("tracked under another address, or gone")
-	case e.ack != nil && e.exp != nil:
-		return fail("an ack and an Expire entry are unresolved")
+	case e.exp != nil && (e.ack != nil || e.rec != nil):
+		return fail("an Expire entry that ends the lease is unresolved beside an ack or a record")
+	case e.then != nil && e.rec == nil && e.ack == nil:
+		return fail("something waits for nothing")
+	case l.ages.holds(e) != (e.place == placeLeased && !e.kept):
+		return fail("leased without a record, and not among the ages, or among them and not")
+	case e.kept && (!e.recorded || e.lease.Number == 0):
+		return fail("recorded without a proposal, or without a name")
 	case !e.resolved() != (e.place == placeBusy):
 		return fail("busy without an unresolved command, or not busy with one")
 	case e.place == placeLeased != (e.live && e.resolved()):

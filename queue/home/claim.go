@@ -10,6 +10,12 @@ import (
 	"github.com/tierq/tierq/queue/code"
 )
 
+// claimant is who gets one claimed message, and what it got.
+type claimant struct {
+	take
+	got Delivery
+}
+
 // claimReason is the reason of the failure by which a claim of the last attempt makes a dead letter.
 const claimReason = "taken from an idle consumer"
 
@@ -116,7 +122,7 @@ func (g *group) beginClaim(ctx context.Context, req *ClaimRequest) (*call, []*op
 	c := newCall(len(idle))
 	ops := make([]*op, len(idle))
 	for i, e := range idle {
-		ops[i] = l.claim(e, &t, now)
+		ops[i] = l.claim(e, t, now)
 		ops[i].join(ref{c, i})
 	}
 	g.pump()
@@ -133,7 +139,7 @@ func (g *group) claimed(ctx context.Context, led *Ledger, ops []*op, results []I
 		case res.Dead:
 			out.Dead++
 		case res.Code == code.OK:
-			out.Deliveries = append(out.Deliveries, ops[i].got)
+			out.Deliveries = append(out.Deliveries, ops[i].claim.got)
 		case res.Code == code.Skipped || res.Code == code.UnknownMessage || res.Code == code.ConsumerLimit:
 			out.Skipped++
 		default:
@@ -249,12 +255,12 @@ func (l *Ledger) mayReplace(t take, idle []*entry) bool {
 }
 
 // claim begins to take a message from its holder. Without an attempt left it becomes a dead letter.
-func (l *Ledger) claim(e *entry, t *take, now time.Duration) *op {
+func (l *Ledger) claim(e *entry, t take, now time.Duration) *op {
 	if attempts := e.attempts + 1; attempts >= l.cfg.MaxAttempts {
 		return l.decide(e, queue.ExpireEntry{Kind: queue.ExpireDead, Attempts: attempts, Reason: claimReason}, now)
 	}
 	o := l.decide(e, queue.ExpireEntry{Kind: queue.ExpireClaim}, now)
-	o.claim = t
+	o.claim = &claimant{take: t}
 	return o
 }
 
@@ -285,7 +291,7 @@ func (l *Ledger) claimed(o *op, r queue.ExpireResult, now time.Duration, stamp q
 	if l.cfg.SingleActiveConsumer {
 		l.retire()
 	}
-	o.got = l.lend(e, m, *o.claim, now, stamp)
+	o.claim.got = l.lend(e, m, o.claim.take, now, stamp)
 	if l.cfg.SingleActiveConsumer {
 		l.active = e.consumer
 	}

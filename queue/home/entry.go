@@ -49,7 +49,7 @@ type entry struct {
 	ack  *op // unresolved ack
 	exp  *op // unresolved Expire entry that ends the lease, or that is about a dead letter
 	rec  *op // unresolved Expire entry that records the lease
-	then *op // decided while rec is unresolved: it begins when that is answered
+	then *op // decided while rec is unresolved: it begins when that, and an ack beside it, is answered
 }
 
 func (e *entry) resolved() bool { return e.ack == nil && e.exp == nil && e.rec == nil }

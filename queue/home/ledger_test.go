@@ -119,7 +119,7 @@ func (w *ledgerWorld) look(p *pending) {
 	done, _ := w.state.Finished(worldGroup, a)
 	switch {
 	case p.kind == "claim" && res.Code == code.OK && !res.Dead:
-		w.checkDelivery(&p.op.got)
+		w.checkDelivery(&p.op.claim.got)
 	case p.kind == "claim":
 		if res.Dead {
 			delete(w.holder, a)
@@ -214,7 +214,7 @@ func (w *ledgerWorld) claim(consumer string, minIdle time.Duration) {
 	require.NoError(w.t, err)
 	for _, e := range idle {
 		require.GreaterOrEqual(w.t, w.now-e.touched, minIdle)
-		o := w.led.claim(e, &take{lease: time.Second, consumer: consumer}, w.now)
+		o := w.led.claim(e, take{lease: time.Second, consumer: consumer}, w.now)
 		p := &pending{c: newCall(1), kind: "claim", op: o}
 		p.d.Message.Address = e.address
 		o.join(ref{p.c, 0})

@@ -33,11 +33,10 @@ type op struct {
 	runOut   bool              // decided by the ledger: the lease ran out
 	own      bool              // decided by the ledger: nobody needs to wait for it
 	canceled bool
-	deadline time.Duration // of a record: the lease's
 	extends  bool          // of a record: a consumer asked for it, at asked
+	deadline time.Duration // of a record: the lease's
 	asked    time.Duration
-	claim    *take    // of a claim: who gets the message
-	got      Delivery // of a claim: what it got
+	claim    *claimant // of a claim
 	batch    *batch
 	refs     []ref  // who waits for it
 	one      [1]ref // room for the first of refs
