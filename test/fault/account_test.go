@@ -187,7 +187,7 @@ func (a *account) got(body []byte, address uint64, now delivered) turn {
 		}
 		switch before.end {
 		case acked:
-			a.problemLocked("message %d was received again after its ack was answered OK", id)
+			a.problemLocked("message %d was received again after its ack was answered OK (epoch %d, attempt %d; before epoch %d, attempt %d)", id, now.epoch, now.attempt, before.epoch, before.attempt)
 		case rejected:
 			a.problemLocked("message %d was received again after it was rejected", id)
 		case nacked:
