@@ -57,13 +57,21 @@ type finisher struct {
 }
 
 func newFinisher(t *tx, g *group) *finisher {
-	return &finisher{t: t, g: g,
+	f := &finisher{t: t, g: g,
 		retry:  groupCursorOf(t.r, kindRetry, g.id, g.c.Retrying > 0),
 		lease:  groupCursorOf(t.r, kindLease, g.id, g.c.Leased > 0),
 		dead:   groupCursorOf(t.r, kindDead, g.id, g.c.Dead > 0),
 		parked: keyCursor{r: t.r, prefix: []byte{kindParked}, some: t.meta.Counters.Parked > 0},
 	}
+	for _, c := range [...]*keyCursor{&f.retry, &f.lease, &f.dead, &f.parked} {
+		c.reach = finishReach
+	}
+	return f
 }
+
+// finishReach is how far, in addresses, a finisher looks ahead for the next key. The keys of what was finished are
+// deleted, and a search without a bound walks over all deletions since the last flush.
+const finishReach = 256
 
 func (f *finisher) close() {
 	f.retry.close()
@@ -171,9 +179,12 @@ type keyCursor struct {
 	prefix []byte
 	some   bool // false: there are no such keys
 	it     *store.Iter
+	reach  Address // if not 0: how far a search looks
 	from   Address // no key lies in from..at-1
-	at     Address // the key that it stands on; MaxAddress+1: none
+	at     Address // the key that it stands on; MaxAddress+1: none; with reach also where the search ended
+	found  bool    // there is a key at at
 	key    [24]byte
+	limit  [24]byte
 }
 
 func groupCursorOf(r store.Reader, kind byte, id GroupID, some bool) keyCursor {
@@ -185,10 +196,10 @@ func (c *keyCursor) has(a Address) bool {
 	if !c.some {
 		return false
 	}
-	if c.it == nil || a < c.from || a > c.at {
+	if c.it == nil || a < c.from || a > c.at || a == c.at && !c.found {
 		c.seek(a)
 	}
-	return c.at == a
+	return c.found && c.at == a
 }
 
 func (c *keyCursor) seek(a Address) {
@@ -196,7 +207,14 @@ func (c *keyCursor) seek(a Address) {
 		c.it = openIter(c.r, c.prefix, be.AppendUint64(append([]byte(nil), c.prefix...), uint64(MaxAddress)+1))
 	}
 	c.from, c.at = a, MaxAddress+1
-	if c.it.SeekGE(be.AppendUint64(append(c.key[:0], c.prefix...), uint64(a))) {
+	key := be.AppendUint64(append(c.key[:0], c.prefix...), uint64(a))
+	if c.reach == 0 {
+		c.found = c.it.SeekGE(key)
+	} else {
+		c.at = min(c.at, a+c.reach)
+		c.found = c.it.SeekGEBelow(key, be.AppendUint64(append(c.limit[:0], c.prefix...), uint64(c.at)))
+	}
+	if c.found {
 		c.at = Address(lastU64(c.it.Key()))
 	}
 	check(c.it.Err())

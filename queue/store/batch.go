@@ -119,6 +119,14 @@ func (i *Iter) SeekLT(key []byte) bool {
 	return i.it.SeekLT(i.buf)
 }
 
+// SeekGEBelow is SeekGE, but keys at or above below do not count: it need not walk over those that were deleted.
+func (i *Iter) SeekGEBelow(key, below []byte) bool {
+	i.buf = i.space.absolute(i.buf[:0], key)
+	n := len(i.buf)
+	i.buf = i.space.absolute(i.buf, below)
+	return i.it.SeekGEWithLimit(i.buf[:n:n], i.buf[n:]) == pebble.IterValid
+}
+
 // SeekLTFrom is SeekLT, but keys below from do not count: it need not find that out by walking over those that were deleted.
 func (i *Iter) SeekLTFrom(key, from []byte) bool {
 	i.buf = i.space.absolute(i.buf[:0], key)
