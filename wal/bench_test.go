@@ -301,13 +301,31 @@ func newRival(t testing.TB, spec string) *rival {
 	return &rival{name: spec, b: newBench(t, Kind(kind), ints(t, workers)[0], ints(t, shards)[0], *tableInFlight)}
 }
 
+// othersTime is the processor time that everything but this process has used.
+func othersTime(t testing.TB) time.Duration { return machineTime(t) - cpuTime() }
+
+// quiet reports whether others took little of the processors since start, when they had used before.
+func quiet(t testing.TB, before time.Duration, start time.Time) bool {
+	return float64(othersTime(t)-before) <= *ratiosQuiet*float64(runtime.NumCPU())*float64(time.Since(start))
+}
+
+// awaitQuiet returns when others have had little to do for a moment, or at end.
+func awaitQuiet(t testing.TB, end time.Time) {
+	for time.Now().Before(end) {
+		before, start := othersTime(t), time.Now()
+		<-time.After(200 * time.Millisecond)
+		if quiet(t, before, start) {
+			return
+		}
+	}
+}
+
 // window lets the rival run for one window, which counts if nobody else took much of the processors meanwhile.
 func (r *rival) window(bytes int) {
-	machine, own, start := machineTime(r.b.t), cpuTime(), time.Now()
+	before, start := othersTime(r.b.t), time.Now()
 	c := r.b.cell(bytes, *ratiosWindow)
-	others := (machineTime(r.b.t) - machine) - (cpuTime() - own)
 	r.tried++
-	if float64(others) <= *ratiosQuiet*float64(runtime.NumCPU())*float64(time.Since(start)) {
+	if quiet(r.b.t, before, start) {
 		r.cells = append(r.cells, c)
 	}
 }
@@ -323,7 +341,7 @@ func (r *rival) median(f func(c *cell) float64) float64 {
 }
 
 // TestComparisonRatios has several logs run by turns, window by window, with their hosts all up, and prints the medians. On a
-// machine with other work, or a disk whose pace changes, it tells more than cells one after another.
+// machine with other work, or a disk whose pace changes, it tells more than cells one after another. It waits for quiet moments.
 //
 //	go test ./wal -run TestComparisonRatios -wal.ratios 2m -wal.bytes 256 -timeout 10m
 func TestComparisonRatios(t *testing.T) {
@@ -341,6 +359,7 @@ func TestComparisonRatios(t *testing.T) {
 	}
 	for end := time.Now().Add(*ratiosFor); time.Now().Before(end); {
 		for _, r := range rivals {
+			awaitQuiet(t, end)
 			r.window(bytes)
 		}
 	}
