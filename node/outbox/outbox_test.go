@@ -480,3 +480,37 @@ func TestManyLetters(t *testing.T) {
 	require.Less(t, w.pubs, 15)
 	w.same()
 }
+
+// TestPartitionsOfATarget: the order of each partition is that of the letters. One that is down holds back what has no target
+// yet, and nothing that was on its way to another.
+func TestPartitionsOfATarget(t *testing.T) {
+	w := newWorld(t, deadLetterQueue("dead"))
+	w.shard("p0", 20)
+	w.shard("p1", 21)
+	w.route = func(d *queue.DeadLetter) uint64 { return 20 + d.ExportNumber%2 }
+	w.down[21] = code.New(code.NoLeader, "")
+	b := w.open(1)
+	all := names(40)
+	w.die(all...)
+	w.paused()
+	var even, odd []string
+	for i, n := range all {
+		if (i+1)%2 == 0 {
+			even = append(even, n)
+		} else {
+			odd = append(odd, n)
+		}
+	}
+	require.Equal(t, even[:firstWindow/2], w.bodies(20))
+	p, ok := b.Parked(1)
+	require.True(t, ok)
+	require.EqualValues(t, 21, p.Target)
+	w.mu.Lock()
+	delete(w.down, 21)
+	w.mu.Unlock()
+	b.Nudge()
+	w.done()
+	require.Equal(t, even, w.bodies(20))
+	require.Equal(t, odd, w.bodies(21))
+	w.same()
+}

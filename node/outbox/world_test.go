@@ -39,7 +39,9 @@ type world struct {
 	now queue.Stamp
 	// queues says which shard a name stands for; down which shards do not answer.
 	queues map[string]uint64
-	down   map[uint64]error
+	// route replaces queues, if set.
+	route func(d *queue.DeadLetter) uint64
+	down  map[uint64]error
 	// at is asked at every point; an error fails the call there.
 	at func(point string, entries []queue.ExpireEntry) error
 	// timers are the pauses that were begun; a test ends them.
@@ -154,10 +156,13 @@ func (w *world) propose(_ context.Context, cmd queue.Command) (queue.Result, err
 
 func (w *world) Source() (string, uint32, bool) { return "source", 0, true }
 
-func (w *world) Route(_ context.Context, name string, _ *queue.DeadLetter) (Target, error) {
+func (w *world) Route(_ context.Context, name string, d *queue.DeadLetter) (Target, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	shard, ok := w.queues[name]
+	if w.route != nil {
+		shard, ok = w.route(d), true
+	}
 	if !ok {
 		return Target{}, code.New(code.UnknownQueue, "queue %q does not exist", name)
 	}
