@@ -441,11 +441,7 @@ func (n *Node) groupInfoWith(queueName string, d *desk, g queue.GroupInfo, s hom
 
 // DeleteGroup implements api.Backend.
 func (n *Node) DeleteGroup(ctx context.Context, name string, p api.Partition, group string) error {
-	_, d, err := n.deskOf(ctx, name, p)
-	if err != nil {
-		return err
-	}
-	g, err := d.group(ctx, group)
+	d, g, err := n.barrier(ctx, name, p, group)
 	if err != nil {
 		return err
 	}
@@ -455,11 +451,7 @@ func (n *Node) DeleteGroup(ctx context.Context, name string, p api.Partition, gr
 
 // ResetGroup implements api.Backend.
 func (n *Node) ResetGroup(ctx context.Context, name string, p api.Partition, group string, start queue.Start) (api.GroupInfo, error) {
-	q, d, err := n.deskOf(ctx, name, p)
-	if err != nil {
-		return api.GroupInfo{}, err
-	}
-	g, err := d.group(ctx, group)
+	d, g, err := n.barrier(ctx, name, p, group)
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
@@ -467,17 +459,13 @@ func (n *Node) ResetGroup(ctx context.Context, name string, p api.Partition, gro
 		return api.GroupInfo{}, err
 	}
 	g, _ = d.reader.Group(g.ID)
-	return n.groupInfo(q.Name, d, g), nil
+	return n.groupInfo(name, d, g), nil
 }
 
 // MoveGroup implements api.Backend: the home hands over, released, so that nothing waits; a home whose host is silent is
 // replaced as a dead one is.
 func (n *Node) MoveGroup(ctx context.Context, name string, p api.Partition, group string, toHost uint64) (api.GroupInfo, error) {
-	q, d, err := n.deskOf(ctx, name, p)
-	if err != nil {
-		return api.GroupInfo{}, err
-	}
-	g, err := d.group(ctx, group)
+	d, g, err := n.barrier(ctx, name, p, group)
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
@@ -498,7 +486,7 @@ func (n *Node) MoveGroup(ctx context.Context, name string, p api.Partition, grou
 		return api.GroupInfo{}, err
 	}
 	g, _ = d.reader.Group(g.ID)
-	return n.groupInfo(q.Name, d, g), nil
+	return n.groupInfo(name, d, g), nil
 }
 
 // Receive implements api.Backend at the group's home; elsewhere it fails at once with the home's address.

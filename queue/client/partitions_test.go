@@ -109,12 +109,20 @@ func (b *breaker) fate(c clienttest.Call) clienttest.Fate {
 	return clienttest.Fate{LoseAnswer: true}
 }
 
+// onlyAllIfShort leaves only the storm of all kinds to a short run.
+func onlyAllIfShort(t *testing.T, name string) {
+	if testing.Short() && name != "all" {
+		t.Skip("-short runs the storm of all kinds only")
+	}
+}
+
 // Connections break at every point of a publish stream, leaders move, and every message is stored once, those of a key in
 // order, whether the queue demands contiguous seqs or the producer alone.
 func TestPublishStreamBreaks(t *testing.T) {
 	for _, strict := range []bool{false, true} {
 		for name, kinds := range map[string][]string{"streams": {"PublishStream"}, "publishes": {"Publish"}, "all": {"PublishStream", "Publish", "LocateQueue"}} {
 			t.Run(fmt.Sprintf("%s strict=%v", name, strict), func(t *testing.T) {
+				onlyAllIfShort(t, name)
 				f := partitioned(t, 4)
 				f.SetStrictSequence(strict)
 				o := quick(f.Addrs()...)
@@ -222,6 +230,7 @@ func TestConsumeStreamBreaks(t *testing.T) {
 		"connects": {"Consume"}, "pushes": {"Push"}, "acks": {"Ack"}, "all": {"Consume", "Push", "Ack", "Nack", "Extend"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			onlyAllIfShort(t, name)
 			f := partitioned(t, 4)
 			c := open(t, quick(f.Addrs()...))
 			ctx, stop := context.WithCancel(within(t, 60*time.Second))
