@@ -68,6 +68,12 @@ type delivered struct {
 	end     ending
 }
 
+// overtakenBy says whether a consumer that looks at d now has had it since before the other delivery was made: it is of
+// an older epoch, whose home was lost with the lease. Its ack must be refused, which settled checks.
+func (d delivered) overtakenBy(other delivered) bool {
+	return d.epoch != 0 && d.epoch < other.epoch
+}
+
 type ending uint8
 
 const (
@@ -182,6 +188,9 @@ func (a *account) got(body []byte, address uint64, now delivered) turn {
 	}
 	least := uint32(1)
 	for _, before := range e.delivered {
+		if now.overtakenBy(before) {
+			continue
+		}
 		if before.epoch != 0 && before.epoch == now.epoch && !before.asked && time.Now().Before(before.until) {
 			a.problemLocked("message %d was handed out twice under epoch %d within one lease", id, now.epoch)
 		}
@@ -310,7 +319,7 @@ func (a *account) countLocked(s *totals, id uint64, e *entry) {
 		}
 		if i > 0 {
 			s.duplicates++
-			if e.delivered[i-1].end != acked {
+			if before := e.delivered[i-1]; before.end != acked || d.overtakenBy(before) {
 				s.explained++
 			}
 		}
@@ -401,6 +410,15 @@ func TestAccountFindsBreaches(t *testing.T) {
 			under(a, 3)
 			a.settled(under(a, 4), acked, nil)
 		}, ""},
+		"good when looked at late": {func(a *account) {
+			a.answered(1, client.Published{Address: 7})
+			a.settled(under(a, 4), acked, nil)
+			a.settled(under(a, 3), acked, none)
+		}, ""},
+		"looked at late and not fenced": {func(a *account) {
+			a.settled(under(a, 4), acked, nil)
+			a.settled(under(a, 3), acked, nil)
+		}, "after a delivery under epoch 4"},
 		"not fenced": {func(a *account) {
 			old := under(a, 3)
 			under(a, 4)
