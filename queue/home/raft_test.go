@@ -40,8 +40,10 @@ type fakeReplica struct {
 	id      queue.ReplicaID
 	state   *fakeState
 	applied int
-	stalled bool // applies nothing
-	cut     bool // reaches no leader
+	stalled bool          // applies nothing
+	cut     bool          // reaches no leader
+	skew    time.Duration // of its wall clock
+	noClock bool          // its wall clock is refused
 	keeper  *Keeper
 	// fate, when set, decides what becomes of a proposal.
 	fate  func(queue.Command) fate
@@ -73,11 +75,27 @@ func newFakeRaft(t *testing.T, replicas int, o queue.QueueOptions) *fakeRaft {
 func (r *fakeRaft) boot() time.Duration { return time.Since(r.start) }
 func (r *fakeRaft) stamp() queue.Stamp  { return stampZero + queue.Stamp(r.boot()/time.Millisecond) }
 
+// stamp is what this replica's host would put into a command; 0 while its clock is refused.
+func (p *fakeReplica) stamp() queue.Stamp {
+	p.raft.mu.Lock()
+	defer p.raft.mu.Unlock()
+	if p.noClock {
+		return 0
+	}
+	return stampZero + queue.Stamp((p.raft.boot()+p.skew)/time.Millisecond)
+}
+
+func (p *fakeReplica) setClock(skew time.Duration, refused bool) {
+	p.raft.mu.Lock()
+	defer p.raft.mu.Unlock()
+	p.skew, p.noClock = skew, refused
+}
+
 // open starts a process on a replica. Its state is what was applied, or what a test put there.
 func (p *fakeReplica) open() *Keeper {
 	k, err := NewKeeper(Options{
 		Shard: 7, Self: p.id, Reader: p.state, Propose: p.propose, ReadIndex: p.readIndex,
-		Stamp: p.raft.stamp, Boot: p.raft.boot, ReceiptKey: []byte("0123456789abcdef"), ProposeTimeout: time.Second,
+		Stamp: p.stamp, Boot: p.raft.boot, ReceiptKey: []byte("0123456789abcdef"), ProposeTimeout: time.Second,
 		Rand: func() uint64 { return 0 },
 	})
 	require.NoError(p.raft.t, err)

@@ -469,3 +469,74 @@ func TestActiveConsumerOverAHomeChange(t *testing.T) {
 		require.Len(t, get(t, kb, ReceiveRequest{Consumer: "one", Wait: 5 * time.Second}), 1)
 	})
 }
+
+// Clocks that are as far apart as they may be: a recorded lease never ends before its deadline as its own home knew it,
+// and at most twice the margin after.
+func TestRecordedDeadlineOfASkewedClock(t *testing.T) {
+	for _, skew := range []time.Duration{-time.Second, -500 * time.Millisecond, 0, 500 * time.Millisecond, time.Second} {
+		t.Run(skew.String(), func(t *testing.T) {
+			two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+				id := serving(t, r, queue.GroupConfig{LeaseMs: 4000, DelaysMs: []uint64{1}}, 1)
+				r.replicas[1].setClock(skew, false)
+				get(t, ka, ReceiveRequest{})
+				end := r.boot() + 4*time.Second
+				pass(1100 * time.Millisecond)
+				r.replicas[0].close()
+				r.giveHome(id, r.replicas[1])
+				again := get(t, kb, ReceiveRequest{Wait: 20 * time.Second})
+				require.EqualValues(t, 2, again[0].Attempt)
+				require.GreaterOrEqual(t, r.boot(), end)
+				require.LessOrEqual(t, r.boot(), end+2*time.Second+20*time.Millisecond)
+			})
+		})
+	}
+}
+
+// While a host's clock is refused nothing is recorded or extended there, and a ledger that would have to tell recorded
+// deadlines from past ones is not built.
+func TestRefusedClock(t *testing.T) {
+	two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+		a, b := r.replicas[0], r.replicas[1]
+		id := serving(t, r, queue.GroupConfig{}, 2)
+		d := get(t, ka, ReceiveRequest{})[0]
+		a.setClock(0, true)
+		pass(5 * time.Second)
+		require.Empty(t, a.commands())
+		require.Equal(t, code.ClockSkew, extend(t, ka, d.Receipt, time.Minute))
+		a.setClock(0, false)
+		pass(1100 * time.Millisecond)
+		require.Len(t, entries(a, queue.ExpireLease), 1)
+		a.close()
+		b.setClock(0, true)
+		r.giveHome(id, b)
+		late := ackLater(kb, d.Receipt)
+		pass(3 * time.Second)
+		require.Empty(t, late)
+		b.setClock(0, false)
+		require.Equal(t, code.OK, (<-late)[0].Code)
+	})
+}
+
+// B23: homes that change do not lengthen leases: a recorded one ends once, a margin after its deadline, however many homes
+// it has seen.
+func TestB23HomeChangesDoNotExtendLeases(t *testing.T) {
+	two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+		id := serving(t, r, queue.GroupConfig{LeaseMs: 10_000, DelaysMs: []uint64{1}}, 1)
+		get(t, ka, ReceiveRequest{})
+		end := r.boot() + 10*time.Second
+		pass(1100 * time.Millisecond)
+		keepers := []*Keeper{ka, kb}
+		at := 0
+		for r.boot() < end {
+			if at = 1 - at; at == 0 {
+				require.NoError(t, kb.Move(within(time.Second), "g", 1))
+			} else {
+				r.giveHome(id, r.replicas[1])
+			}
+			require.Empty(t, get(t, keepers[at], ReceiveRequest{Wait: 1200 * time.Millisecond}))
+		}
+		again := get(t, keepers[at], ReceiveRequest{Wait: 10 * time.Second})
+		require.EqualValues(t, 2, again[0].Attempt)
+		require.InDelta(t, end+time.Second, r.boot(), float64(50*time.Millisecond))
+	})
+}
