@@ -369,3 +369,44 @@ func TestExportsOverARestart(t *testing.T) {
 	slices.Sort(got)
 	require.Equal(t, want, got)
 }
+
+// TestExportsOverALostHost: the home's host, which leads both queues, stops without handing anything over while dead letters
+// flow. The other one goes on, with one copy of each.
+func TestExportsOverALostHost(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short opens no fleet")
+	}
+	d := openDev(t, t.TempDir())
+	defer func() { _ = d.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 120*time.Second)
+	defer cancel()
+	f := &adminFleet{t: t, d: d, ctx: ctx}
+	f.create("shop", queue.QueueOptions{})
+	f.create("shop.dead", queue.QueueOptions{MaxMessages: 20})
+	f.group("shop", "g", queue.GroupConfig{DeadLetterQueue: "shop.dead"})
+	want := f.reject("shop", "g", "m", 60)
+	require.Eventually(t, func() bool { return f.atHomeParked("shop", "g") != nil }, 30*time.Second, 20*time.Millisecond)
+	lost, rest := d.Nodes[0], d.Nodes[1]
+	if f.info("shop", "g").HomeHost == rest.id {
+		lost, rest = rest, lost
+	}
+	for _, name := range []string{"shop", "shop.dead"} {
+		q, _ := rest.view().Queue("", name)
+		if dsk, err := rest.desk(q.Shards[0]); err == nil && dsk.leads() {
+			f.moveLeader(name)
+		}
+	}
+	o := must(f, func(n *Node) (api.QueueInfo, error) { return n.DescribeQueue(f.ctx, "shop.dead", nil) }).Options
+	o.MaxMessages = 0
+	must(f, func(n *Node) (api.QueueInfo, error) { return n.ConfigureQueue(f.ctx, "shop.dead", o) })
+	require.NoError(t, lost.stop())
+	f.d = &Dev{Nodes: []*Node{rest, rest}}
+	f.exported("shop", "g", len(want))
+	var got []string
+	for _, m := range f.stored("shop.dead") {
+		got = append(got, string(m.Body))
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	require.Equal(t, want, got)
+}

@@ -34,6 +34,7 @@ type (
 		Start       uint64        `json:"start"`
 		Floor       uint64        `json:"floor"`
 		MaxInFlight uint64        `json:"max_in_flight"`
+		Exports     uint64        `json:"exports"`
 		Counters    groupCounters `json:"counters"`
 		AtHome      *atHome       `json:"at_home"`
 	}
@@ -111,6 +112,7 @@ func (d *doctor) examinePartition(st *queueStats, p partitionStats, seen map[str
 		d.check("sums", subject, c.Assigned == sum, resultFail,
 			"assigned %d is not unfinished %d + acked %d + dead %d + exported %d + expired %d + purged %d + cancelled %d",
 			c.Assigned, c.Unfinished, c.Acked, c.Dead, c.Exported, c.Expired, c.Purged, c.Cancelled)
+		d.check("exports", subject, g.Exports <= c.Dead, resultFail, "%d dead letters are on their way to another queue, of %d", g.Exports, c.Dead)
 		d.check("floor", subject, g.Floor <= p.Last, resultFail, "the floor %d lies above the last address %d", g.Floor, p.Last)
 		d.check("retry-entries", subject, c.Retrying <= c.Unfinished, resultFail, "%d retry entries of %d unfinished", c.Retrying, c.Unfinished)
 
