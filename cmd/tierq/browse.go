@@ -18,6 +18,7 @@ const browseBodyBytes = 64
 func browseCommand(a *app) *cobra.Command {
 	var from uint64
 	var limit uint32
+	var in partitionFlag
 	c := &cobra.Command{
 		Use:   "browse QUEUE",
 		Short: "look at messages without taking them",
@@ -32,12 +33,13 @@ func browseCommand(a *app) *cobra.Command {
 				return usagef("--limit %d: it is at least 1", limit)
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				return a.browse(ctx, c, &tierqv1.BrowseRequest{Queue: args[0], FromAddress: from}, limit)
+				return a.browse(ctx, c, &tierqv1.BrowseRequest{Queue: args[0], Partition: in.given, FromAddress: from}, limit)
 			})
 		},
 	}
 	c.Flags().Uint64Var(&from, "from", 0, "from this address on")
 	c.Flags().Uint32Var(&limit, "limit", 100, "most messages")
+	in.add(c, "all, one after the other")
 	return c
 }
 
@@ -49,6 +51,7 @@ func (a *app) browse(ctx context.Context, c *client.Client, req *tierqv1.BrowseR
 		cut := uint32(browseBodyBytes)
 		req.MaxBodyBytes = &cut
 	}
+	t.columns = append(t.columns, "PARTITION")
 	for limit > 0 {
 		req.Limit = min(limit, 1000)
 		res, err := c.Browse(ctx, req)
@@ -56,9 +59,10 @@ func (a *app) browse(ctx context.Context, c *client.Client, req *tierqv1.BrowseR
 			return err
 		}
 		for _, m := range res.Messages {
-			t.rows = append(t.rows, browseRow(m, a.json))
+			t.rows = append(t.rows, append(browseRow(m, a.json), m.Partition))
 		}
 		limit -= min(limit, uint32(len(res.Messages)))
+		req.FromPartition = res.NextPartition
 		if req.FromAddress = res.NextAddress; res.NextAddress == 0 {
 			break
 		}
@@ -80,7 +84,8 @@ func browseRow(m *tierqv1.BrowsedMessage, whole bool) []any {
 }
 
 func lookupCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	var in partitionFlag
+	c := &cobra.Command{
 		Use:   "lookup QUEUE PRODUCER SEQ",
 		Short: "tell whether and where a producer's seq was stored",
 		Long: "Tell what became of a publish: stored (and its address), not-stored (it can still be published), forgotten (it lies below\n" +
@@ -99,7 +104,7 @@ func lookupCommand(a *app) *cobra.Command {
 				return usagef("seq %q: it is a number from 1", args[2])
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				res, err := c.LookupPublish(ctx, args[0], producer, seq)
+				res, err := c.LookupPublish(ctx, args[0], producer, seq, in.list()...)
 				if err != nil {
 					return err
 				}
@@ -109,4 +114,6 @@ func lookupCommand(a *app) *cobra.Command {
 			})
 		},
 	}
+	in.add(c, onlyPartition)
+	return c
 }

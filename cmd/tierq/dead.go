@@ -23,6 +23,7 @@ func deadList(a *app) *cobra.Command {
 	var from uint64
 	var limit uint32
 	var which deadFilter
+	var in partitionFlag
 	c := &cobra.Command{
 		Use:   "list QUEUE",
 		Short: "list a group's dead letters; with --json also their bodies",
@@ -37,13 +38,14 @@ func deadList(a *app) *cobra.Command {
 			if err := which.check(); err != nil {
 				return err
 			}
-			req := &tierqv1.ListDeadLettersRequest{Queue: args[0], Group: group, FromAddress: from, ReasonPrefix: which.reason, OlderThanMs: which.ms()}
+			req := &tierqv1.ListDeadLettersRequest{Queue: args[0], Partition: in.given, Group: group, FromAddress: from, ReasonPrefix: which.reason, OlderThanMs: which.ms()}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error { return a.listDead(ctx, c, req, limit) })
 		},
 	}
 	c.Flags().StringVar(&group, "group", "", "consumer group (default: the queue's default group)")
 	c.Flags().Uint64Var(&from, "from", 0, "from this address on")
 	c.Flags().Uint32Var(&limit, "limit", 100, "most dead letters")
+	in.add(c, "all, one after the other")
 	which.add(c)
 	return c
 }
@@ -73,6 +75,7 @@ func (a *app) listDead(ctx context.Context, c *client.Client, req *tierqv1.ListD
 	if a.json {
 		t.columns = append(t.columns, "BODY", "BODY_BASE64")
 	}
+	t.columns = append(t.columns, "PARTITION")
 	for left := limit; left > 0; {
 		req.Limit = min(left, 1000)
 		res, err := c.FindDeadLetters(ctx, req)
@@ -80,9 +83,10 @@ func (a *app) listDead(ctx context.Context, c *client.Client, req *tierqv1.ListD
 			return err
 		}
 		for _, d := range res.DeadLetters {
-			t.rows = append(t.rows, deadRow(d, a.json))
+			t.rows = append(t.rows, append(deadRow(d, a.json), d.Partition))
 		}
 		left -= min(left, uint32(len(res.DeadLetters)))
+		req.FromPartition = res.NextPartition
 		if req.FromAddress = res.NextAddress; res.NextAddress == 0 {
 			break
 		}
@@ -113,9 +117,11 @@ func stamp(ms uint64) time.Time {
 // deadSelection is what redrive and purge have in common.
 type deadSelection struct {
 	deadFilter
+	in          partitionFlag
 	group       string
 	all, dryRun bool
 	from, limit uint64
+	next        uint32 // the partition to go on in, when all are meant
 }
 
 func (f *deadSelection) add(c *cobra.Command) {
@@ -125,6 +131,7 @@ func (f *deadSelection) add(c *cobra.Command) {
 	fs.Uint64Var(&f.from, "from", 0, "from this address on")
 	fs.Uint64Var(&f.limit, "limit", 0, "most dead letters (default: no limit)")
 	fs.BoolVar(&f.dryRun, "dry-run", false, "count only")
+	f.in.add(c, "all; addresses and --from need it when there are several")
 	f.deadFilter.add(c)
 }
 
@@ -167,7 +174,11 @@ func (a *app) rounds(ctx context.Context, f *deadSelection, round func(ctx conte
 			done, next, err := round(ctx, c, from, left)
 			switch {
 			case err != nil && from != f.from:
-				a.complain("not all is done: go on with --from " + strconv.FormatUint(from, 10))
+				where := ""
+				if f.next > 0 {
+					where = " --partition " + strconv.FormatUint(uint64(f.next), 10) + ", and with the partitions behind it"
+				}
+				a.complain("not all is done: go on with --from " + strconv.FormatUint(from, 10) + where)
 				return err
 			case err != nil || next == 0 || f.limit > 0 && done >= left:
 				return err
@@ -194,12 +205,13 @@ func deadRedrive(a *app) *cobra.Command {
 			var redriven, skipped, matched uint64
 			err = a.rounds(cmd.Context(), &f, func(ctx context.Context, c *client.Client, from, limit uint64) (uint64, uint64, error) {
 				res, err := c.RedriveSelected(ctx, &tierqv1.RedriveDeadLettersRequest{
-					Queue: args[0], Group: f.group, Addresses: rest(addresses, from), ReasonPrefix: f.reason, OlderThanMs: f.ms(), FromAddress: unless(addresses, from),
+					Queue: args[0], Partition: f.in.given, FromPartition: f.next, Group: f.group, Addresses: rest(addresses, from), ReasonPrefix: f.reason, OlderThanMs: f.ms(), FromAddress: unless(addresses, from),
 					Limit: limit, RatePerSecond: rate, DryRun: f.dryRun,
 				})
 				if err != nil {
 					return 0, 0, err
 				}
+				f.next = res.NextPartition
 				redriven, skipped, matched = redriven+res.Redriven, skipped+res.Skipped, matched+res.Matched
 				return res.Redriven + res.Skipped + res.Matched, res.NextAddress, nil
 			})
@@ -250,12 +262,13 @@ func deadPurge(a *app) *cobra.Command {
 			var purged, matched uint64
 			err = a.rounds(cmd.Context(), &f, func(ctx context.Context, c *client.Client, from, limit uint64) (uint64, uint64, error) {
 				res, err := c.PurgeSelected(ctx, &tierqv1.PurgeDeadLettersRequest{
-					Queue: args[0], Group: f.group, Addresses: rest(addresses, from), ReasonPrefix: f.reason, OlderThanMs: f.ms(), FromAddress: unless(addresses, from),
+					Queue: args[0], Partition: f.in.given, FromPartition: f.next, Group: f.group, Addresses: rest(addresses, from), ReasonPrefix: f.reason, OlderThanMs: f.ms(), FromAddress: unless(addresses, from),
 					Limit: limit, DryRun: f.dryRun,
 				})
 				if err != nil {
 					return 0, 0, err
 				}
+				f.next = res.NextPartition
 				purged, matched = purged+res.Purged, matched+res.Matched
 				return res.Purged + res.Matched, res.NextAddress, nil
 			})

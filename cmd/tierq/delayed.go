@@ -16,6 +16,7 @@ func delayedCommand(a *app) *cobra.Command {
 
 func delayedList(a *app) *cobra.Command {
 	var limit uint32
+	var in partitionFlag
 	c := &cobra.Command{
 		Use:   "list QUEUE",
 		Short: "list delayed messages in the order in which they become due",
@@ -28,8 +29,8 @@ func delayedList(a *app) *cobra.Command {
 				return usagef("--limit %d: it is at least 1", limit)
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				t := newTable("ADDRESS", "DUE", "PUBLISHED", "BYTES", "KEY")
-				req := &tierqv1.ListDelayedRequest{Queue: args[0]}
+				t := newTable("ADDRESS", "DUE", "PUBLISHED", "BYTES", "KEY", "PARTITION")
+				req := &tierqv1.ListDelayedRequest{Queue: args[0], Partition: in.given}
 				for left := limit; left > 0; {
 					req.Limit = min(left, 1000)
 					res, err := c.ListDelayed(ctx, req)
@@ -37,7 +38,7 @@ func delayedList(a *app) *cobra.Command {
 						return err
 					}
 					for _, m := range res.Messages {
-						t.add(m.Address, stamp(m.VisibleUnixMs), stamp(m.PublishedUnixMs), m.Bytes, string(m.Key))
+						t.add(m.Address, stamp(m.VisibleUnixMs), stamp(m.PublishedUnixMs), m.Bytes, string(m.Key), m.Partition)
 					}
 					left -= min(left, uint32(len(res.Messages)))
 					if req.After = res.Next; res.Next == nil {
@@ -49,6 +50,7 @@ func delayedList(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().Uint32Var(&limit, "limit", 100, "most messages")
+	in.add(c, allPartitions)
 	return c
 }
 
@@ -71,6 +73,7 @@ const dueUsage = "refuse unless it is still due at this time, as `delayed list -
 
 func delayedCancel(a *app) *cobra.Command {
 	var due string
+	var in partitionFlag
 	c := &cobra.Command{
 		Use:   "cancel QUEUE ADDRESS",
 		Short: "remove a delayed message that is not due yet",
@@ -81,7 +84,7 @@ func delayedCancel(a *app) *cobra.Command {
 				return err
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				if err := c.CancelDelayed(ctx, &tierqv1.CancelDelayedRequest{Queue: args[0], Address: address, ExpectedVisibleUnixMs: expected}); err != nil {
+				if err := c.CancelDelayed(ctx, &tierqv1.CancelDelayedRequest{Queue: args[0], Partition: in.given, Address: address, ExpectedVisibleUnixMs: expected}); err != nil {
 					return err
 				}
 				t := newTable("ADDRESS", "RESULT")
@@ -91,11 +94,13 @@ func delayedCancel(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&due, "due", "", dueUsage)
+	in.add(c, onlyPartition)
 	return c
 }
 
 func delayedReschedule(a *app) *cobra.Command {
 	var due string
+	var in partitionFlag
 	var delay time.Duration
 	c := &cobra.Command{
 		Use:   "reschedule QUEUE ADDRESS --delay D",
@@ -111,7 +116,7 @@ func delayedReschedule(a *app) *cobra.Command {
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				res, err := c.RescheduleDelayed(ctx, &tierqv1.RescheduleDelayedRequest{
-					Queue: args[0], Address: address, ExpectedVisibleUnixMs: expected, DelayMs: uint64(delay.Milliseconds()),
+					Queue: args[0], Partition: in.given, Address: address, ExpectedVisibleUnixMs: expected, DelayMs: uint64(delay.Milliseconds()),
 				})
 				if err != nil {
 					return err
@@ -123,6 +128,7 @@ func delayedReschedule(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&due, "due", "", dueUsage)
+	in.add(c, onlyPartition)
 	c.Flags().DurationVar(&delay, "delay", 0, "how long from now it becomes due")
 	return c
 }

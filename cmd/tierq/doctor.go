@@ -158,16 +158,17 @@ func (d *doctor) examineFleet(st *tierqv1.FleetStatusResponse) {
 }
 
 func (d *doctor) examineQueue(q *tierqv1.Queue, gs []*tierqv1.Group, hosts []*tierqv1.Host) {
-	full := map[uint64]bool{} // hosts with a full replica of partition 0
+	full := map[uint32]map[uint64]bool{} // hosts with a full replica, of each partition
 	for _, p := range q.Partitions {
 		subject := fmt.Sprintf("%s/%d", q.Name, p.Number)
 		d.check("leader", subject, p.LeaderHost != 0, resultFail, "no leader: bring back a majority of its hosts")
 		d.check("quorum", subject, p.QuorumState == 0 || p.LeaderHost == 0, resultWarn, "%s", quorumName(p.QuorumState))
+		full[p.Number] = map[uint64]bool{}
 		fulls := uint32(0)
 		for _, r := range p.Replicas {
 			if r.Role == "full" {
 				fulls++
-				full[r.Host] = true
+				full[p.Number][r.Host] = true
 			}
 		}
 		d.check("copies", subject, p.DataCopies == 0 || p.DataCopies >= min(2, fulls), resultWarn, "only %d disk holds new messages", p.DataCopies)
@@ -177,12 +178,19 @@ func (d *doctor) examineQueue(q *tierqv1.Queue, gs []*tierqv1.Group, hosts []*ti
 		alive[h.Id] = h.Alive
 	}
 	for _, g := range gs {
-		d.examineGroup(q, g, full, alive)
+		if len(g.Partitions) == 0 {
+			d.examineGroup(q.Name+"/"+g.Name, g, full[0], alive)
+			continue
+		}
+		d.check("everywhere", q.Name+"/"+g.Name, len(g.Partitions) == len(q.Partitions), resultFail,
+			"the group is in %d of %d partitions: create it again as it is, or delete it", len(g.Partitions), len(q.Partitions))
+		for _, p := range g.Partitions {
+			d.examineGroup(fmt.Sprintf("%s/%d %s", q.Name, p.Partition, g.Name), p, full[p.Partition], alive)
+		}
 	}
 }
 
-func (d *doctor) examineGroup(q *tierqv1.Queue, g *tierqv1.Group, full, alive map[uint64]bool) {
-	subject := q.Name + "/" + g.Name
+func (d *doctor) examineGroup(subject string, g *tierqv1.Group, full, alive map[uint64]bool) {
 	d.check("home", subject, g.HomeHost != 0 && full[g.HomeHost], resultFail, "host %d is home and holds no full replica", g.HomeHost)
 	d.check("home-alive", subject, alive[g.HomeHost], resultWarn, "its home, host %d, is silent: another one takes over within seconds", g.HomeHost)
 	// The queue and the group were read one after the other: only what later messages cannot break is checked.

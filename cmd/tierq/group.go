@@ -18,10 +18,39 @@ func groupCommand(a *app) *cobra.Command {
 		groupClaim(a), groupMove(a), groupReset(a), groupDelete(a))
 }
 
-func groupTable(gs []*tierqv1.Group) *table {
-	t := newTable("GROUP", "ID", "HOME", "EPOCH", "FLOOR", "UNFINISHED", "IN_FLIGHT", "RETRYING", "DEAD", "ACKED", "WAITING", "HOME_API")
+// byPartition is what a table of groups lists: them, or each in every partition, with the column that says which.
+func byPartition(t *table, gs []*tierqv1.Group, split bool) []*tierqv1.Group {
+	if !split {
+		return gs
+	}
+	t.columns = append(t.columns, "PARTITION")
+	var out []*tierqv1.Group
 	for _, g := range gs {
-		t.add(g.Name, g.Id, g.HomeHost, g.Epoch, g.Floor, g.Unfinished, g.InFlight, g.Retrying, g.Dead, g.Acked, g.WaitingReceives, g.HomeApi)
+		if len(g.Partitions) == 0 {
+			out = append(out, g)
+		}
+		out = append(out, g.Partitions...)
+	}
+	return out
+}
+
+func withPartition(g *tierqv1.Group, split bool, row ...any) []any {
+	if split {
+		row = append(row, g.Partition)
+	}
+	return row
+}
+
+func splitFlag(c *cobra.Command, split *bool) {
+	c.Flags().BoolVar(split, "by-partition", false, "a row for each partition of the queue, in place of sums and the first one's home")
+}
+
+func groupTable(gs []*tierqv1.Group) *table { return groupTableOf(gs, false) }
+
+func groupTableOf(gs []*tierqv1.Group, split bool) *table {
+	t := newTable("GROUP", "ID", "HOME", "EPOCH", "FLOOR", "UNFINISHED", "IN_FLIGHT", "RETRYING", "DEAD", "ACKED", "WAITING", "HOME_API")
+	for _, g := range byPartition(t, gs, split) {
+		t.rows = append(t.rows, withPartition(g, split, g.Name, g.Id, g.HomeHost, g.Epoch, g.Floor, g.Unfinished, g.InFlight, g.Retrying, g.Dead, g.Acked, g.WaitingReceives, g.HomeApi))
 	}
 	return t
 }
@@ -103,7 +132,8 @@ func parseStart(s string) (*tierqv1.Start, error) {
 }
 
 func groupList(a *app) *cobra.Command {
-	return &cobra.Command{
+	var split bool
+	c := &cobra.Command{
 		Use:   "list QUEUE",
 		Short: "list a queue's groups",
 		Args:  cobra.ExactArgs(1),
@@ -116,14 +146,17 @@ func groupList(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.print(groupTable(gs))
+				return a.print(groupTableOf(gs, split))
 			})
 		},
 	}
+	splitFlag(c, &split)
+	return c
 }
 
 func groupMove(a *app) *cobra.Command {
-	return &cobra.Command{
+	var in partitionFlag
+	c := &cobra.Command{
 		Use:   "move QUEUE GROUP HOST",
 		Short: "hand a group to another host",
 		Args:  cobra.ExactArgs(3),
@@ -136,7 +169,7 @@ func groupMove(a *app) *cobra.Command {
 				return usagef("host %q: it is a host's number, see `tierq status`", args[2])
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				g, err := c.MoveGroup(ctx, args[0], args[1], host)
+				g, err := c.MoveGroup(ctx, args[0], args[1], host, in.list()...)
 				if err != nil {
 					return err
 				}
@@ -144,10 +177,13 @@ func groupMove(a *app) *cobra.Command {
 			})
 		},
 	}
+	in.add(c, allPartitions)
+	return c
 }
 
 func groupReset(a *app) *cobra.Command {
 	var start string
+	var in partitionFlag
 	c := &cobra.Command{
 		Use:   "reset QUEUE GROUP --start WHERE",
 		Short: "move a group's start: what lies after it is delivered again",
@@ -164,7 +200,7 @@ func groupReset(a *app) *cobra.Command {
 				return err
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				g, err := c.ResetGroup(ctx, args[0], args[1], s)
+				g, err := c.ResetGroup(ctx, args[0], args[1], s, in.list()...)
 				if err != nil {
 					return err
 				}
@@ -173,6 +209,7 @@ func groupReset(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&start, "start", "", "earliest, latest, address:N, or time:RFC3339")
+	in.add(c, "all; address:N needs it when there are several")
 	return c
 }
 

@@ -16,6 +16,7 @@ import (
 
 func groupConsumers(a *app) *cobra.Command {
 	var messages bool
+	var in partitionFlag
 	c := &cobra.Command{
 		Use:   "consumers QUEUE GROUP",
 		Short: "show who holds what",
@@ -25,7 +26,7 @@ func groupConsumers(a *app) *cobra.Command {
 				return err
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
-				res, err := c.ListConsumers(ctx, args[0], args[1], messages)
+				res, err := c.ListConsumers(ctx, args[0], args[1], messages, in.list()...)
 				if err != nil {
 					return err
 				}
@@ -40,15 +41,16 @@ func groupConsumers(a *app) *cobra.Command {
 			})
 		},
 	}
-	c.Flags().BoolVar(&messages, "messages", false, "list the messages that they hold, 1,000 at most")
+	c.Flags().BoolVar(&messages, "messages", false, "list the messages that they hold, 1,000 at most of a partition")
+	in.add(c, allPartitions)
 	return c
 }
 
 func heldTable(res *tierqv1.ListConsumersResponse) *table {
-	t := newTable("CONSUMER", "ADDRESS", "ATTEMPT", "HELD_MS", "LEFT_MS")
+	t := newTable("CONSUMER", "ADDRESS", "ATTEMPT", "HELD_MS", "LEFT_MS", "PARTITION")
 	for _, x := range res.Consumers {
 		for _, m := range x.Messages {
-			t.add(x.Name, m.Address, m.Attempt, m.HeldMs, m.LeftMs)
+			t.add(x.Name, m.Address, m.Attempt, m.HeldMs, m.LeftMs, m.Partition)
 		}
 	}
 	return t
@@ -56,6 +58,7 @@ func heldTable(res *tierqv1.ListConsumersResponse) *table {
 
 func groupExplain(a *app) *cobra.Command {
 	var key string
+	var in partitionFlag
 	c := &cobra.Command{
 		Use:   "explain QUEUE GROUP [ADDRESS]",
 		Short: "tell why a message, a key, or the whole group is not delivered",
@@ -64,7 +67,7 @@ func groupExplain(a *app) *cobra.Command {
 			if err := checkNames(args[0], args[1]); err != nil {
 				return err
 			}
-			req := &tierqv1.ExplainGroupRequest{Queue: args[0], Group: args[1]}
+			req := &tierqv1.ExplainGroupRequest{Queue: args[0], Group: args[1], Partition: in.given}
 			if key != "" {
 				req.Key = []byte(key)
 			}
@@ -91,6 +94,7 @@ func groupExplain(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&key, "key", "", "explain the first unfinished message of this ordering key")
+	in.add(c, "all; an address needs it when there are several")
 	return c
 }
 
@@ -133,7 +137,8 @@ func groupSwitch(a *app, use, short string, do func(*client.Client, context.Cont
 }
 
 func groupLag(a *app) *cobra.Command {
-	return &cobra.Command{
+	var split bool
+	c := &cobra.Command{
 		Use:   "lag QUEUE",
 		Short: "show how far behind each group is",
 		Long: "Show what each group has not finished, and how long the oldest message that could have been finished has waited.\n" +
@@ -149,13 +154,15 @@ func groupLag(a *app) *cobra.Command {
 					return err
 				}
 				t := newTable("GROUP", "UNFINISHED", "IN_FLIGHT", "RETRYING", "DEAD", "WAITING", "OLDEST_ADDRESS", "OLDEST_AGE_MS", "PAUSED", "EXPORTS", "PARKED")
-				for _, g := range gs {
-					t.add(g.Name, g.Unfinished, g.InFlight, g.Retrying, g.Dead, g.WaitingReceives, g.OldestAddress, g.OldestAgeMs, g.Config.GetPaused(), g.Exports, g.GetParked().GetName())
+				for _, g := range byPartition(t, gs, split) {
+					t.rows = append(t.rows, withPartition(g, split, g.Name, g.Unfinished, g.InFlight, g.Retrying, g.Dead, g.WaitingReceives, g.OldestAddress, g.OldestAgeMs, g.Config.GetPaused(), g.Exports, g.GetParked().GetName()))
 				}
 				return a.print(t)
 			})
 		},
 	}
+	splitFlag(c, &split)
+	return c
 }
 
 func groupConfigure(a *app) *cobra.Command {

@@ -94,16 +94,16 @@ func TestGoldenAdminTables(t *testing.T) {
 		{"group resume q g --json", `{"group":"g","paused":false,"config_version":3}` + "\n"},
 		{"group lag q", "GROUP  UNFINISHED  IN_FLIGHT  RETRYING  DEAD  WAITING  OLDEST_ADDRESS  OLDEST_AGE_MS  PAUSED  EXPORTS  PARKED\ng      0           0          0         0     0        0               0              no      0        -\n"},
 		{"group consumers q g", "CONSUMER  IN_FLIGHT  ACTIVE\none       2          yes\n-         1          no\n"},
-		{"group consumers q g --messages", "CONSUMER  ADDRESS  ATTEMPT  HELD_MS  LEFT_MS\none       4        1        20       29980\n"},
+		{"group consumers q g --messages", "CONSUMER  ADDRESS  ATTEMPT  HELD_MS  LEFT_MS  PARTITION\none       4        1        20       29980    0\n"},
 		{"group explain q g 5 --json", `{"verdict":"retrying","address":5,"attempts":1,"not_before":"2023-11-14T22:13:20Z","consumer":"","lease_ends":"0001-01-01T00:00:00Z","blocked_by":0,"behind":0,"ready":0,"in_flight":0,"retrying":0,"blocked":0,"waiting":0,"text":"attempt 1 failed"}` + "\n"},
 		{"group explain q g --key k", "VERDICT   ADDRESS  ATTEMPTS  NOT_BEFORE            CONSUMER  LEASE_ENDS  BLOCKED_BY  BEHIND  READY  IN_FLIGHT  RETRYING  BLOCKED  WAITING  TEXT\n" +
 			"retrying  3        1         2023-11-14T22:13:20Z  -         -           0           0       0      0          0         0        0        attempt 1 failed\n"},
-		{"delayed list q", "ADDRESS  DUE                   PUBLISHED             BYTES  KEY\n9        2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  0      -\n2        2023-11-14T22:13:21Z  2023-11-14T22:13:20Z  5      k\n"},
-		{"delayed list q --limit 1 --json", `[{"address":9,"due":"2023-11-14T22:13:20Z","published":"2023-11-14T22:13:20Z","bytes":0,"key":""}]` + "\n"},
+		{"delayed list q", "ADDRESS  DUE                   PUBLISHED             BYTES  KEY  PARTITION\n9        2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  0      -    0\n2        2023-11-14T22:13:21Z  2023-11-14T22:13:20Z  5      k    0\n"},
+		{"delayed list q --limit 1 --json", `[{"address":9,"due":"2023-11-14T22:13:20Z","published":"2023-11-14T22:13:20Z","bytes":0,"key":"","partition":0}]` + "\n"},
 		{"delayed cancel q 2 --due 2023-11-14T22:13:21.5Z", "ADDRESS  RESULT\n2        cancelled\n"},
 		{"delayed reschedule q 2 --delay 10s --json", `{"address":2,"due":"2023-11-14T22:13:30Z"}` + "\n"},
-		{"browse q", "ADDRESS  PUBLISHED             DUE  EXPIRES  KEY  BYTES  PRODUCER  SEQ  BODY\n1        2023-11-14T22:13:20Z  -    -        -    5      6         2    hello\n"},
-		{"browse q --from 4 --json", `[{"address":4,"published":"2023-11-14T22:13:20Z","due":"0001-01-01T00:00:00Z","expires":"0001-01-01T00:00:00Z","key":"","bytes":5,"producer":6,"seq":2,"body":"hello","body_base64":null}]` + "\n"},
+		{"browse q", "ADDRESS  PUBLISHED             DUE  EXPIRES  KEY  BYTES  PRODUCER  SEQ  BODY   PARTITION\n1        2023-11-14T22:13:20Z  -    -        -    5      6         2    hello  0\n"},
+		{"browse q --from 4 --json", `[{"address":4,"published":"2023-11-14T22:13:20Z","due":"0001-01-01T00:00:00Z","expires":"0001-01-01T00:00:00Z","key":"","bytes":5,"producer":6,"seq":2,"body":"hello","body_base64":null,"partition":0}]` + "\n"},
 		{"lookup q 6 2", "OUTCOME  ADDRESS  EXISTS  PRODUCER_EPOCH  LOW  LAST_SEQ\nstored   3        yes     0               1    5\n"},
 	} {
 		got := s.ok(strings.Fields(c.args)...)

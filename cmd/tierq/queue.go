@@ -95,13 +95,13 @@ func queueChoices(o *tierqv1.QueueOptions, ordering, overflow, durability string
 }
 
 func createdTable(res *tierqv1.CreateQueueResponse) *table {
-	t := newTable("QUEUE", "RESULT", "ID", "SHARD", "LEADER")
+	t := newTable("QUEUE", "RESULT", "ID", "SHARD", "LEADER", "PARTITIONS")
 	result := "existed"
 	if res.Created {
 		result = "created"
 	}
 	p := firstPartition(res.Queue)
-	t.add(res.Queue.GetName(), result, res.Queue.GetId(), p.GetShard(), p.GetLeaderHost())
+	t.add(res.Queue.GetName(), result, res.Queue.GetId(), p.GetShard(), p.GetLeaderHost(), len(res.Queue.GetPartitions()))
 	return t
 }
 

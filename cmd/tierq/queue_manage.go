@@ -13,6 +13,7 @@ import (
 
 func queuePurge(a *app) *cobra.Command {
 	var req tierqv1.PurgeQueueRequest
+	var in partitionFlag
 	c := &cobra.Command{
 		Use:   "purge QUEUE",
 		Short: "remove all messages, or those up to an address, for every group",
@@ -26,7 +27,7 @@ func queuePurge(a *app) *cobra.Command {
 			if req.All == (req.ToAddress > 0) {
 				return usagef("say --all, or --to ADDRESS")
 			}
-			req.Queue = args[0]
+			req.Queue, req.Partition = args[0], in.given
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				res, err := c.PurgeQueue(ctx, &req)
 				if err != nil {
@@ -40,6 +41,7 @@ func queuePurge(a *app) *cobra.Command {
 	}
 	c.Flags().BoolVar(&req.All, "all", false, "all that is there now")
 	c.Flags().Uint64Var(&req.ToAddress, "to", 0, "everything up to this address")
+	in.add(c, "all; --to needs it when there are several")
 	return c
 }
 

@@ -17,6 +17,7 @@ import (
 
 type receiveFlags struct {
 	group    string
+	in       partitionFlag
 	consumer string
 	max      int
 	wait     time.Duration
@@ -53,6 +54,7 @@ func receiveCommand(a *app) *cobra.Command {
 	}
 	fs := c.Flags()
 	fs.StringVar(&f.group, "group", "", "consumer group (default: the queue's default group)")
+	f.in.add(c, allPartitions)
 	fs.StringVar(&f.consumer, "consumer", "", "name of this consumer")
 	fs.IntVar(&f.max, "max", 1, "most messages; with --follow the default is no limit")
 	fs.DurationVar(&f.wait, "wait", 5*time.Second, "how long to wait for a message, at most 20s")
@@ -163,7 +165,7 @@ func (r *receiver) round(ctx context.Context) (int, error) {
 	if wait == 0 {
 		wait = client.NoWait
 	}
-	ds, err := r.c.Receive(ctx, r.queue, r.f.group, client.ReceiveOptions{Max: n, Wait: wait, Lease: r.f.lease, Consumer: r.f.consumer})
+	ds, err := r.c.Receive(ctx, r.queue, r.f.group, client.ReceiveOptions{Max: n, Wait: wait, Lease: r.f.lease, Consumer: r.f.consumer, Partition: r.f.in.given})
 	if err != nil {
 		return 0, err
 	}
@@ -218,6 +220,7 @@ type jsonMessage struct {
 	FirstDelivered string `json:"first_delivered,omitempty"`
 	LastFailure    string `json:"last_failure,omitempty"`
 	Round          uint32 `json:"round,omitempty"`
+	Partition      uint32 `json:"partition,omitempty"`
 }
 
 type jsonHeader struct {
@@ -239,7 +242,7 @@ func (r *receiver) write(d *client.Delivery) error {
 		m.Headers = append(m.Headers, jsonHeader{h.Name, h.Value})
 	}
 	m.Body, m.BodyBase64 = jsonBody(d.Body)
-	m.LastFailure, m.Round = d.LastFailure, d.Round
+	m.LastFailure, m.Round, m.Partition = d.LastFailure, d.Round, d.Partition
 	if !d.FirstDelivered.IsZero() && (d.Attempt > 1 || d.Round > 0) {
 		m.FirstDelivered = d.FirstDelivered.UTC().Format(time.RFC3339Nano)
 	}

@@ -73,13 +73,13 @@ func (s *shell) ok(args ...string) string {
 func TestGoldenTables(t *testing.T) {
 	s := newShell(t, 3)
 	for _, c := range []struct{ args, want string }{
-		{"queue create orders", "QUEUE   RESULT   ID  SHARD  LEADER\norders  created  2   2      1\n"},
-		{"queue create orders", "QUEUE   RESULT   ID  SHARD  LEADER\norders  existed  2   2      1\n"},
-		{"queue create keyed --ordering key --durability strict --json", `{"queue":"keyed","result":"created","id":3,"shard":3,"leader":1}` + "\n"},
+		{"queue create orders", "QUEUE   RESULT   ID  SHARD  LEADER  PARTITIONS\norders  created  2   2      1       1\n"},
+		{"queue create orders", "QUEUE   RESULT   ID  SHARD  LEADER  PARTITIONS\norders  existed  2   2      1       1\n"},
+		{"queue create keyed --ordering key --durability strict --json", `{"queue":"keyed","result":"created","id":3,"shard":3,"leader":1,"partitions":1}` + "\n"},
 		{"queue list", "QUEUE   ID  PARTITIONS  ORDERING  DURABILITY  SHARD  LEADER  QUORUM\nkeyed   3   1           key       strict      3      1       healthy\norders  2   1           none      available   2      1       healthy\n"},
 		{"queue list --prefix x --json", "[]\n"},
 		{"group create orders billing --start latest --lease 10s", "GROUP    ID  HOME  EPOCH  FLOOR  UNFINISHED  IN_FLIGHT  RETRYING  DEAD  ACKED  WAITING  HOME_API\nbilling  1   1     1      0      0           0          0         0     0      0        api1\n"},
-		{"send orders hello --key k --header a=b", "QUEUE   ADDRESS  DUPLICATE  DATA_COPIES  SHARD  INDEX\norders  1        no         2            2      2\n"},
+		{"send orders hello --key k --header a=b", "QUEUE   ADDRESS  DUPLICATE  DATA_COPIES  SHARD  INDEX  PARTITION\norders  1        no         2            2      2      0\n"},
 		{"receive orders --group billing --ack", "hello\n"},
 		{"group list orders", "GROUP    ID  HOME  EPOCH  FLOOR  UNFINISHED  IN_FLIGHT  RETRYING  DEAD  ACKED  WAITING  HOME_API\nbilling  1   1     1      1      0           0          0         0     1      0        api1\n"},
 		{"leader get orders", "LEADER_ID  LEADER_EPOCH  QUORUM_STATE  DATA_COPIES  PARTITION  SHARD  LEADER_API\n1          3             healthy       2            0          2      api1\n"},
@@ -298,10 +298,10 @@ func TestDeadLetters(t *testing.T) {
 	s.stdin = strings.NewReader("a\nb\nc\n")
 	s.ok("send", "q", "--lines")
 	s.fleet.Kill("q", "g", "it is\nbad", 1, 2, 3)
-	require.Equal(t, "ADDRESS  ATTEMPTS  REASON     FIRST_FAILURE         DEAD                  BYTES  EXPORT  EXPORT_NUMBER\n"+
-		"1        5         it is bad  2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  1      -       0\n"+
-		"2        5         it is bad  2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  1      -       0\n", s.ok("dead", "list", "q", "--group", "g", "--limit", "2"))
-	require.Contains(t, s.ok("dead", "list", "q", "--group", "g", "--from", "3", "--json"), `"bytes":1,"export":"","export_number":0,"body":"c","body_base64":null}]`)
+	require.Equal(t, "ADDRESS  ATTEMPTS  REASON     FIRST_FAILURE         DEAD                  BYTES  EXPORT  EXPORT_NUMBER  PARTITION\n"+
+		"1        5         it is bad  2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  1      -       0              0\n"+
+		"2        5         it is bad  2023-11-14T22:13:20Z  2023-11-14T22:13:20Z  1      -       0              0\n", s.ok("dead", "list", "q", "--group", "g", "--limit", "2"))
+	require.Contains(t, s.ok("dead", "list", "q", "--group", "g", "--from", "3", "--json"), `"bytes":1,"export":"","export_number":0,"body":"c","body_base64":null,"partition":0}]`)
 	require.Equal(t, "REDRIVEN  SKIPPED\n1         1\n", s.ok("dead", "redrive", "q", "1", "9", "--group", "g"))
 	require.Equal(t, "PURGED\n2\n", s.ok("dead", "purge", "q", "--all", "--group", "g"))
 	require.Equal(t, "a\n", s.ok("receive", "q", "--group", "g"))

@@ -30,6 +30,7 @@ type sendFlags struct {
 
 	atomic     bool
 	expectLast uint64
+	in         partitionFlag
 }
 
 func sendCommand(a *app) *cobra.Command {
@@ -53,6 +54,8 @@ func sendCommand(a *app) *cobra.Command {
 				return usagef("MESSAGE and --lines exclude each other")
 			case f.atomic && !f.lines:
 				return usagef("--atomic needs --lines: a single message is stored or not")
+			case f.lines && !f.atomic && f.in.given != nil:
+				return usagef("--partition with --lines needs --atomic")
 			case f.lines && !f.atomic && cmd.Flags().Changed("expect-last"):
 				return usagef("--expect-last with --lines needs --atomic")
 			case f.atomic:
@@ -76,6 +79,7 @@ func sendCommand(a *app) *cobra.Command {
 	fs.IntVar(&f.batch, "batch", 1024, "with --lines: most messages in one request, 1 to 8192")
 	fs.BoolVar(&f.unordered, "unordered", false, "with --lines: several requests at once; lines may be stored out of order")
 	fs.BoolVar(&f.atomic, "atomic", false, "with --lines: store all lines, 8,192 at most, or none")
+	f.in.add(c, "by key, else by dedup id, else they take turns")
 	fs.Uint64Var(&f.expectLast, "expect-last", 0, "refuse unless the queue's last address is this one; 0 is an empty queue")
 	fs.BoolVar(&f.progress, "progress", false, "draw progress also when stderr is no terminal")
 	return c
@@ -126,8 +130,8 @@ func (a *app) sendOne(ctx context.Context, queue string, m client.Message, on cl
 			return err
 		}
 		r := rs[0]
-		t := newTable("QUEUE", "ADDRESS", "DUPLICATE", "DATA_COPIES", "SHARD", "INDEX")
-		t.add(queue, r.Address, r.Duplicate, r.DataCopies, r.Shard, r.Index)
+		t := newTable("QUEUE", "ADDRESS", "DUPLICATE", "DATA_COPIES", "SHARD", "INDEX", "PARTITION")
+		t.add(queue, r.Address, r.Duplicate, r.DataCopies, r.Shard, r.Index, r.Partition)
 		return a.printOne(t)
 	})
 }

@@ -15,7 +15,7 @@ const maxAtomicLines = 8192
 
 // conditions are what one publish may depend on.
 func (f *sendFlags) conditions(changed func(string) bool) client.PublishOptions {
-	o := client.PublishOptions{Atomic: f.atomic}
+	o := client.PublishOptions{Atomic: f.atomic, Partition: f.in.given}
 	if changed("expect-last") {
 		o.ExpectedLastAddress = &f.expectLast
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -16,7 +17,7 @@ func shardCommand(a *app) *cobra.Command {
 }
 
 func shardDigest(a *app) *cobra.Command {
-	var partition uint32
+	var in partitionFlag
 	var wait bool
 	c := &cobra.Command{
 		Use:   "digest QUEUE",
@@ -27,16 +28,31 @@ func shardDigest(a *app) *cobra.Command {
 				return err
 			}
 			return a.withClientFor(cmd.Context(), time.Minute, func(ctx context.Context, c *client.Client) error {
-				return a.digest(ctx, c, args[0], partition, wait)
+				return a.digests(ctx, c, args[0], in, wait)
 			})
 		},
 	}
-	c.Flags().Uint32Var(&partition, "partition", 0, "partition of the queue")
+	in.add(c, "all, one after the other")
 	c.Flags().BoolVar(&wait, "wait", false, "ask again until all replicas answer at one index, within --timeout")
 	return c
 }
 
 const digestPause = 200 * time.Millisecond
+
+// digests compares one partition, or each.
+func (a *app) digests(ctx context.Context, c *client.Client, queue string, in partitionFlag, wait bool) error {
+	if in.given != nil {
+		return a.digest(ctx, c, queue, *in.given, wait)
+	}
+	q, err := c.LocateQueue(ctx, queue)
+	if err != nil {
+		return err
+	}
+	for _, p := range q.Partitions {
+		err = errors.Join(err, a.digest(ctx, c, queue, p.Number, wait))
+	}
+	return err
+}
 
 func (a *app) digest(ctx context.Context, c *client.Client, queue string, partition uint32, wait bool) error {
 	for {

@@ -49,6 +49,11 @@ func (c *Client) DescribeQueue(ctx context.Context, name string) (*tierqv1.Queue
 	return res.Queue, nil
 }
 
+// LocateQueue returns a queue's partitions and who leads them, as one host knows it now.
+func (c *Client) LocateQueue(ctx context.Context, name string) (*tierqv1.LocateQueueResponse, error) {
+	return call(ctx, c, read(route{}), locateQueue, &tierqv1.LocateQueueRequest{Name: name})
+}
+
 // DeleteQueue deletes a queue with all its messages and groups.
 func (c *Client) DeleteQueue(ctx context.Context, name string) error {
 	_, err := call(ctx, c, write(false), deleteQueue, &tierqv1.DeleteQueueRequest{Name: name})
@@ -80,18 +85,18 @@ func (c *Client) DeleteGroup(ctx context.Context, queue, name string) error {
 	return err
 }
 
-// ResetGroup moves a group's start; every receipt from before is refused afterwards.
-func (c *Client) ResetGroup(ctx context.Context, queue, name string, start *tierqv1.Start) (*tierqv1.Group, error) {
-	res, err := call(ctx, c, write(false), resetGroup, &tierqv1.ResetGroupRequest{Queue: queue, Name: name, Start: start})
+// ResetGroup moves a group's start, in one partition if in names it; every receipt from before is refused afterwards.
+func (c *Client) ResetGroup(ctx context.Context, queue, name string, start *tierqv1.Start, in ...uint32) (*tierqv1.Group, error) {
+	res, err := call(ctx, c, write(false), resetGroup, &tierqv1.ResetGroupRequest{Queue: queue, Name: name, Start: start, Partition: one(in)})
 	if err != nil {
 		return nil, err
 	}
 	return res.Group, nil
 }
 
-// MoveGroup hands a group to another host; the client's next calls follow.
-func (c *Client) MoveGroup(ctx context.Context, queue, name string, toHost uint64) (*tierqv1.Group, error) {
-	res, err := call(ctx, c, write(false), moveGroup, &tierqv1.MoveGroupRequest{Queue: queue, Name: name, ToHost: toHost})
+// MoveGroup hands a group to another host, in one partition if in names it; the client's next calls follow.
+func (c *Client) MoveGroup(ctx context.Context, queue, name string, toHost uint64, in ...uint32) (*tierqv1.Group, error) {
+	res, err := call(ctx, c, write(false), moveGroup, &tierqv1.MoveGroupRequest{Queue: queue, Name: name, ToHost: toHost, Partition: one(in)})
 	if err != nil {
 		return nil, err
 	}
@@ -122,6 +127,7 @@ func (c *Client) RedriveDeadLetters(ctx context.Context, queue, group string, ad
 			return redriven, skipped, nil
 		}
 		req.Addresses, req.FromAddress = goOn(addresses, res.NextAddress)
+		req.FromPartition = res.NextPartition
 	}
 }
 
@@ -137,6 +143,7 @@ func (c *Client) PurgeDeadLetters(ctx context.Context, queue, group string, addr
 			return purged, nil
 		}
 		req.Addresses, req.FromAddress = goOn(addresses, res.NextAddress)
+		req.FromPartition = res.NextPartition
 	}
 }
 

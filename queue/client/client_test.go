@@ -494,3 +494,34 @@ func TestFrozenHostIsLeftSoon(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, time.Since(began), 4*time.Second)
 }
+
+// A home that moves while it settles leaves receipts that are good at the next one: they are taken there.
+func TestSettleFollowsAMovedHome(t *testing.T) {
+	f := fleetWithQueue(t, 2)
+	c := open(t, quick(f.Addrs()...))
+	_, err := c.Publish(within(t, 10*time.Second), "q", bodies(5)...)
+	require.NoError(t, err)
+	ds, err := c.Receive(within(t, 10*time.Second), "q", "g", client.ReceiveOptions{Max: 5})
+	require.NoError(t, err)
+	var receipts []string
+	for _, d := range ds {
+		receipts = append(receipts, d.Receipt)
+	}
+	f.SetHook(func(call clienttest.Call) clienttest.Fate {
+		if call.Procedure == "Ack" && call.N == 1 {
+			return clienttest.Fate{Moved: 2}
+		}
+		return clienttest.Fate{}
+	})
+	rs, err := c.Ack(within(t, 10*time.Second), "q", "g", append(receipts[:4:4], "garbage", receipts[4])...)
+	require.Error(t, err, "garbage")
+	for i, r := range rs {
+		if r.Receipt == "garbage" {
+			require.Equal(t, code.InvalidReceipt, r.Err.Code)
+			continue
+		}
+		require.Nil(t, r.Err, "receipt %d", i)
+		require.NotZero(t, r.Address)
+	}
+	require.Len(t, rs, 6)
+}

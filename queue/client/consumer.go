@@ -147,8 +147,33 @@ func (s *settling) delayMs() *uint64 {
 	return proto.Uint64(wireMillis(s.delay))
 }
 
-// settle makes the unary call; partition nil lets the host find the receipts' partitions.
+// settle makes the unary call; partition nil lets the host find the receipts' partitions. Receipts whose home moved while
+// the others were settled are taken to the new one: they are good there.
 func (c *Client) settle(ctx context.Context, to route, partition *uint32, s *settling, receipts []string) ([]Settled, error) {
+	out, err := c.settleOnce(ctx, to, partition, s, receipts)
+	var moved []string
+	for _, r := range out {
+		if r.Err != nil && r.Err.Code == code.NotOwner && r.Err.Effect == code.EffectNone {
+			moved = append(moved, r.Receipt)
+		}
+	}
+	if len(moved) == 0 || len(moved) == len(out) { // all of them: the call was refused, after it had looked for the home
+		return out, err
+	}
+	again, _ := c.settleOnce(ctx, to, partition, s, moved)
+	err = nil
+	for i := range out {
+		if len(again) > 0 && out[i].Receipt == again[0].Receipt && out[i].Err != nil && out[i].Err.Code == code.NotOwner {
+			out[i], again = again[0], again[1:]
+		}
+		if err == nil && out[i].Err != nil {
+			err = out[i].Err
+		}
+	}
+	return out, err
+}
+
+func (c *Client) settleOnce(ctx context.Context, to route, partition *uint32, s *settling, receipts []string) ([]Settled, error) {
 	q, g := to.queue, to.group
 	switch s.kind {
 	case "ack":

@@ -9,7 +9,21 @@ import (
 // What administrators do beyond creating and deleting. Calls of unknown outcome are repeated where that is harmless: a purge
 // carries an operation id, pausing and resuming say what shall be.
 
-func (c *Client) leaderOf(queue string) route { return route{kind: toLeader, queue: queue} }
+func (c *Client) leaderOf(queue string, p *uint32) route {
+	to := route{kind: toLeader, queue: queue}
+	if p != nil {
+		to.partition = *p
+	}
+	return to
+}
+
+// one is the partition that a caller has named; none means all, or the only one.
+func one(in []uint32) *uint32 {
+	if len(in) == 0 {
+		return nil
+	}
+	return &in[0]
+}
 
 func writeTo(to route, repeat bool) how {
 	h := write(repeat)
@@ -21,12 +35,12 @@ func writeTo(to route, repeat bool) how {
 // replaced by a random one.
 func (c *Client) PurgeQueue(ctx context.Context, req *tierqv1.PurgeQueueRequest) (*tierqv1.PurgeQueueResponse, error) {
 	orOperation(&req.OperationId)
-	return call(ctx, c, writeTo(c.leaderOf(req.Queue), true), func(a *apis) method[tierqv1.PurgeQueueRequest, tierqv1.PurgeQueueResponse] { return a.admin.PurgeQueue }, req)
+	return call(ctx, c, writeTo(c.leaderOf(req.Queue, req.Partition), true), func(a *apis) method[tierqv1.PurgeQueueRequest, tierqv1.PurgeQueueResponse] { return a.admin.PurgeQueue }, req)
 }
 
 // ConfigureQueue replaces a queue's options; options.Version is the one that DescribeQueue told.
 func (c *Client) ConfigureQueue(ctx context.Context, queue string, options *tierqv1.QueueOptions) (*tierqv1.Queue, error) {
-	res, err := call(ctx, c, writeTo(c.leaderOf(queue), false), func(a *apis) method[tierqv1.ConfigureQueueRequest, tierqv1.ConfigureQueueResponse] {
+	res, err := call(ctx, c, writeTo(c.leaderOf(queue, nil), false), func(a *apis) method[tierqv1.ConfigureQueueRequest, tierqv1.ConfigureQueueResponse] {
 		return a.admin.ConfigureQueue
 	}, &tierqv1.ConfigureQueueRequest{Queue: queue, Options: options})
 	if err != nil {
@@ -37,7 +51,7 @@ func (c *Client) ConfigureQueue(ctx context.Context, queue string, options *tier
 
 // PauseQueue stops deliveries of all groups of a queue; publishing, acks and leases go on.
 func (c *Client) PauseQueue(ctx context.Context, queue string) (*tierqv1.Queue, error) {
-	res, err := call(ctx, c, writeTo(c.leaderOf(queue), true), func(a *apis) method[tierqv1.PauseQueueRequest, tierqv1.PauseQueueResponse] { return a.admin.PauseQueue },
+	res, err := call(ctx, c, writeTo(c.leaderOf(queue, nil), true), func(a *apis) method[tierqv1.PauseQueueRequest, tierqv1.PauseQueueResponse] { return a.admin.PauseQueue },
 		&tierqv1.PauseQueueRequest{Queue: queue})
 	if err != nil {
 		return nil, err
@@ -47,7 +61,7 @@ func (c *Client) PauseQueue(ctx context.Context, queue string) (*tierqv1.Queue, 
 
 // ResumeQueue ends a pause.
 func (c *Client) ResumeQueue(ctx context.Context, queue string) (*tierqv1.Queue, error) {
-	res, err := call(ctx, c, writeTo(c.leaderOf(queue), true), func(a *apis) method[tierqv1.ResumeQueueRequest, tierqv1.ResumeQueueResponse] {
+	res, err := call(ctx, c, writeTo(c.leaderOf(queue, nil), true), func(a *apis) method[tierqv1.ResumeQueueRequest, tierqv1.ResumeQueueResponse] {
 		return a.admin.ResumeQueue
 	}, &tierqv1.ResumeQueueRequest{Queue: queue})
 	if err != nil {
@@ -88,11 +102,11 @@ func (c *Client) ResumeGroup(ctx context.Context, queue, name string) (*tierqv1.
 	return res.Group, nil
 }
 
-// ListConsumers tells who holds what of a group.
-func (c *Client) ListConsumers(ctx context.Context, queue, group string, withMessages bool) (*tierqv1.ListConsumersResponse, error) {
+// ListConsumers tells who holds what of a group; in names one partition.
+func (c *Client) ListConsumers(ctx context.Context, queue, group string, withMessages bool, in ...uint32) (*tierqv1.ListConsumersResponse, error) {
 	return call(ctx, c, read(homeOf(queue, group)), func(a *apis) method[tierqv1.ListConsumersRequest, tierqv1.ListConsumersResponse] {
 		return a.admin.ListConsumers
-	}, &tierqv1.ListConsumersRequest{Queue: queue, Group: group, WithMessages: withMessages})
+	}, &tierqv1.ListConsumersRequest{Queue: queue, Group: group, WithMessages: withMessages, Partition: one(in)})
 }
 
 // ExplainGroup tells why a message, a key, or a whole group is not delivered.
@@ -104,14 +118,14 @@ func (c *Client) ExplainGroup(ctx context.Context, req *tierqv1.ExplainGroupRequ
 
 // ListDelayed lists delayed messages in the order in which they become due.
 func (c *Client) ListDelayed(ctx context.Context, req *tierqv1.ListDelayedRequest) (*tierqv1.ListDelayedResponse, error) {
-	return call(ctx, c, read(c.leaderOf(req.Queue)), func(a *apis) method[tierqv1.ListDelayedRequest, tierqv1.ListDelayedResponse] {
+	return call(ctx, c, read(c.leaderOf(req.Queue, req.Partition)), func(a *apis) method[tierqv1.ListDelayedRequest, tierqv1.ListDelayedResponse] {
 		return a.admin.ListDelayed
 	}, req)
 }
 
 // CancelDelayed removes a delayed message that is not due yet.
 func (c *Client) CancelDelayed(ctx context.Context, req *tierqv1.CancelDelayedRequest) error {
-	_, err := call(ctx, c, writeTo(c.leaderOf(req.Queue), false), func(a *apis) method[tierqv1.CancelDelayedRequest, tierqv1.ChangeDelayedResponse] {
+	_, err := call(ctx, c, writeTo(c.leaderOf(req.Queue, req.Partition), false), func(a *apis) method[tierqv1.CancelDelayedRequest, tierqv1.ChangeDelayedResponse] {
 		return a.admin.CancelDelayed
 	}, req)
 	return err
@@ -119,22 +133,22 @@ func (c *Client) CancelDelayed(ctx context.Context, req *tierqv1.CancelDelayedRe
 
 // RescheduleDelayed makes a delayed message due at another time, which it returns.
 func (c *Client) RescheduleDelayed(ctx context.Context, req *tierqv1.RescheduleDelayedRequest) (*tierqv1.ChangeDelayedResponse, error) {
-	return call(ctx, c, writeTo(c.leaderOf(req.Queue), false), func(a *apis) method[tierqv1.RescheduleDelayedRequest, tierqv1.ChangeDelayedResponse] {
+	return call(ctx, c, writeTo(c.leaderOf(req.Queue, req.Partition), false), func(a *apis) method[tierqv1.RescheduleDelayedRequest, tierqv1.ChangeDelayedResponse] {
 		return a.admin.RescheduleDelayed
 	}, req)
 }
 
 // Browse reads stored messages and changes nothing.
 func (c *Client) Browse(ctx context.Context, req *tierqv1.BrowseRequest) (*tierqv1.BrowseResponse, error) {
-	return call(ctx, c, read(c.leaderOf(req.Queue)), func(a *apis) method[tierqv1.BrowseRequest, tierqv1.BrowseResponse] { return a.admin.Browse }, req)
+	return call(ctx, c, read(c.leaderOf(req.Queue, req.Partition)), func(a *apis) method[tierqv1.BrowseRequest, tierqv1.BrowseResponse] { return a.admin.Browse }, req)
 }
 
 // LookupPublish tells whether and where a producer's seq was stored: what to ask after a publish of unknown outcome
-// whose producer is gone.
-func (c *Client) LookupPublish(ctx context.Context, queue string, producer, seq uint64) (*tierqv1.LookupPublishResponse, error) {
-	return call(ctx, c, read(c.leaderOf(queue)), func(a *apis) method[tierqv1.LookupPublishRequest, tierqv1.LookupPublishResponse] {
+// whose producer is gone. In a queue of several partitions it must be named.
+func (c *Client) LookupPublish(ctx context.Context, queue string, producer, seq uint64, in ...uint32) (*tierqv1.LookupPublishResponse, error) {
+	return call(ctx, c, read(c.leaderOf(queue, nil)), func(a *apis) method[tierqv1.LookupPublishRequest, tierqv1.LookupPublishResponse] {
 		return a.admin.LookupPublish
-	}, &tierqv1.LookupPublishRequest{Queue: queue, ProducerId: producer, Seq: seq})
+	}, &tierqv1.LookupPublishRequest{Queue: queue, ProducerId: producer, Seq: seq, Partition: one(in)})
 }
 
 // FindDeadLetters lists the dead letters that a request selects.

@@ -148,7 +148,7 @@ func (l *placer) asked(at located, err error) bool {
 		return true
 	}
 	e := codeOf(err)
-	again := worthWaiting(e) && l.c.base.Err() == nil
+	again := worthWaiting(e) && !l.c.opts.FailFast && l.c.base.Err() == nil
 	for _, w := range list {
 		if again && time.Now().Before(w.p.deadline) {
 			l.waiting = append(l.waiting, w)

@@ -26,6 +26,8 @@ type Fate struct {
 	// LoseRequest breaks the stream before anything happens, LoseAnswer after the call took effect.
 	LoseRequest bool
 	LoseAnswer  bool
+	// Moved says NOT_OWNER of the first so many receipts of a settle, which changes nothing about them.
+	Moved int
 	// Hold keeps the answer back until the channel is closed or the caller is gone.
 	Hold <-chan struct{}
 }
@@ -348,7 +350,13 @@ func (i *interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		if fate.Err != nil {
 			return nil, Refusal(fate.Err)
 		}
+		if fate.Moved > 0 {
+			takeReceipts(req, fate.Moved)
+		}
 		res, err := next(ctx, req)
+		if fate.Moved > 0 && err == nil {
+			tellMoved(res, fate.Moved)
+		}
 		if fate.Hold != nil {
 			select {
 			case <-fate.Hold:
