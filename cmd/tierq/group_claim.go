@@ -16,6 +16,7 @@ func groupClaim(a *app) *cobra.Command {
 		o       client.ClaimOptions
 		release bool
 		output  string
+		in      partitionFlag
 	)
 	c := &cobra.Command{
 		Use:   "claim QUEUE GROUP --min-idle DURATION",
@@ -42,6 +43,7 @@ func groupClaim(a *app) *cobra.Command {
 			if a.json {
 				output = "json"
 			}
+			o.Partition = in.given
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				return a.claim(ctx, c, args[0], args[1], o, release, output)
 			})
@@ -54,6 +56,7 @@ func groupClaim(a *app) *cobra.Command {
 	f.DurationVar(&o.Lease, "lease", 0, "how long they stay hidden from others (default: the group's)")
 	f.BoolVar(&release, "release", false, "give them back at once, for any consumer")
 	f.StringVar(&output, "output", "body", "body, or json")
+	in.add(c, allPartitions)
 	return c
 }
 

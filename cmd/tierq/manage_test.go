@@ -231,7 +231,7 @@ func TestGroupClaim(t *testing.T) {
 	ds := s.ok("receive", "q", "--group", "g", "--max", "2", "--json")
 	receipt := strings.Split(ds, `"`)[5]
 	clienttest.Answer(s.fleet, func(r *tierqv1.ClaimIdleRequest) (*tierqv1.ClaimIdleResponse, error) {
-		if r.MinIdleMs != 60_000 || r.MaxMessages != 10 || r.Consumer != "me" || r.GetLeaseMs() != 5000 || r.Group != "g" {
+		if r.MinIdleMs != 60_000 || r.MaxMessages != 10 || r.Consumer != "me" || r.GetLeaseMs() != 5000 || r.Group != "g" || r.Partition != nil && r.GetPartition() != 3 {
 			return nil, code.New(code.InvalidArgument, "%v", r)
 		}
 		return &tierqv1.ClaimIdleResponse{DeadLettered: 1, Skipped: 2, Messages: []*tierqv1.Message{{Address: 1, Receipt: receipt, Body: []byte("a"), Attempt: 2}}}, nil
@@ -241,7 +241,7 @@ func TestGroupClaim(t *testing.T) {
 	require.Zero(t, exit, errs)
 	require.Equal(t, "a\n", out)
 	require.Equal(t, "claimed 1, released 0, dead-lettered 1, settled meanwhile 2\n", errs)
-	out, errs, exit = s.run(append(args, "--release", "--json")...)
+	out, errs, exit = s.run(append(args, "--release", "--json", "--partition", "3")...)
 	require.Zero(t, exit, errs)
 	require.Contains(t, out, `"attempt":2`)
 	require.Equal(t, "claimed 1, released 1, dead-lettered 1, settled meanwhile 2\n", errs)
