@@ -427,7 +427,7 @@ func (s *segment) readSeal(f file) (sl seal, whole bool, why string, err error) 
 	if err != nil {
 		return seal{}, false, "", fmt.Errorf("wal: size of %s: %w", s.path, err)
 	}
-	if t.footerOff+t.footerLen > uint64(size) || t.footerLen > uint64(size) {
+	if t.footerOff > uint64(size) || t.footerLen > uint64(size)-t.footerOff {
 		return sl, false, "footer reaches beyond the file", nil
 	}
 	sl.footer = make([]byte, t.footerLen)
