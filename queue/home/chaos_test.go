@@ -140,18 +140,23 @@ func (c *chaos) consume(rng *rand.Rand) {
 			}
 			continue
 		}
-		c.deliver(ds)
+		c.deliver(k, ds)
 		for _, d := range ds {
 			c.finish(k, d, rng)
 		}
 	}
 }
 
-func (c *chaos) deliver(ds []Delivery) {
+// deliver notes what a keeper has handed out. While a message is delivered under an epoch, no lease of an older one may
+// be on record: whoever had it was honoured until it ended.
+func (c *chaos) deliver(k *Keeper, ds []Delivery) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, d := range ds {
 		a := d.Message.Address
+		if _, old, _, _ := k.o.Reader.RetryOf(c.id, a); old.Name.Epoch != 0 && old.Name.Epoch < d.lease.Epoch {
+			c.t.Errorf("%s: delivered under epoch %v beside the recorded lease %v", a, d.lease.Epoch, old)
+		}
 		if c.done[a] {
 			c.t.Errorf("%s: delivered after an ack that was answered OK", a)
 		}
@@ -181,7 +186,7 @@ func (c *chaos) finish(k *Keeper, d Delivery, rng *rand.Rand) {
 	case 5:
 		got, err := k.ClaimIdle(within(time.Second), "g", ClaimRequest{MinIdle: time.Second, Max: 3})
 		if err == nil {
-			c.deliver(got.Deliveries)
+			c.deliver(k, got.Deliveries)
 			for _, d := range got.Deliveries {
 				c.finish(k, d, rng)
 			}
