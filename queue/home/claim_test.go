@@ -112,6 +112,8 @@ func TestClaimGivenUp(t *testing.T) {
 		require.Equal(t, code.QuorumLost, refusal(t, err))
 		require.Empty(t, get(t, k, ReceiveRequest{}))
 		a.setFate(nil)
+		pass(2 * time.Second)
+		require.Equal(t, code.UnknownDelivery, ack(t, k, old.Receipt)[0], "not a late ack: the lease was taken away")
 		again := get(t, k, ReceiveRequest{Wait: 5 * time.Second})
 		require.EqualValues(t, 2, again[0].Attempt)
 		require.Equal(t, code.UnknownDelivery, ack(t, k, old.Receipt)[0])

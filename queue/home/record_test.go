@@ -298,6 +298,7 @@ func TestSettledWhileBeingRecorded(t *testing.T) {
 		}
 		synctest.Wait()
 		require.Equal(t, code.Skipped, release(t, k, ds[1].Receipt), "another outcome is under way")
+		require.Equal(t, code.Skipped, ack(t, k, ds[1].Receipt)[0], "for an ack, too")
 		joined := extendLater(k, ds[4].Receipt, 2*time.Minute)
 		for _, c := range a.commands() {
 			x, ok := c.(*queue.Expire)
@@ -386,6 +387,33 @@ func TestAckBesideItsRecord(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A record that waits for others is not proposed any more when its message is settled.
+func TestRecordWithdrawn(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		a := r.replicas[0]
+		serving(t, r, queue.GroupConfig{DelaysMs: []uint64{60_000}}, 5)
+		ds := get(t, k, ReceiveRequest{Max: 4})
+		pass(500 * time.Millisecond)
+		last := get(t, k, ReceiveRequest{})[0]
+		r.setDelay(200 * time.Millisecond)
+		pass(400 * time.Millisecond)
+		done := make(chan code.Code)
+		go func() { done <- nack(t, k, last.Receipt) }() // in flight for a while: what comes next waits for more
+		pass(101 * time.Millisecond)
+		require.Empty(t, entries(a, queue.ExpireLease), "due, and waiting")
+		late := ackLater(k, ds[0].Receipt)
+		go func() { done <- nack(t, k, ds[1].Receipt) }()
+		require.Equal(t, code.OK, release(t, k, ds[2].Receipt), "in the ledger alone")
+		require.Equal(t, code.OK, <-done)
+		require.Equal(t, code.OK, <-done)
+		require.Equal(t, code.OK, (<-late)[0].Code)
+		recorded := entries(a, queue.ExpireLease)
+		require.Len(t, recorded, 1)
+		require.EqualValues(t, 4, recorded[0].Address)
+		require.Empty(t, entries(a, queue.ExpireRelease))
+	})
 }
 
 // A receive that is gone after its lease was recorded: the message comes back by a command, uncounted.
