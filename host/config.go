@@ -69,7 +69,7 @@ type Config struct {
 	// RTT is the engine's tick. An election timeout is ElectionTicks of them, to twice that at random, and a
 	// heartbeat is sent every HeartbeatTicks.
 	//
-	// Default to 50 ms, 20 and 2. RTT must be in [5 ms, 1 s].
+	// Default to 50 ms, 10 and 2 (docs/adr/0046). RTT must be in [5 ms, 1 s].
 	RTT            time.Duration
 	ElectionTicks  uint64
 	HeartbeatTicks uint64
@@ -133,7 +133,7 @@ type Config struct {
 func (c *Config) EnsureDefaults() {
 	setDefault(&c.ExecWorkers, 1)
 	setDefault(&c.RTT, 50*time.Millisecond)
-	setDefault(&c.ElectionTicks, 20)
+	setDefault(&c.ElectionTicks, 10)
 	setDefault(&c.HeartbeatTicks, 2)
 	setDefault(&c.SnapshotEntries, 20_000)
 	setDefault(&c.ProposeTimeout, 5*time.Second)
