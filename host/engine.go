@@ -255,6 +255,19 @@ func (h *RaftHost) Drain(ctx context.Context) (led int) {
 	return int(failed.Load())
 }
 
+// HandOver hands the leadership of a shard that this host leads to another full replica, with no proposals on the way: those that
+// come meanwhile are refused for a moment. An error leaves this host, or nobody known, in the lead.
+func (h *RaftHost) HandOver(ctx context.Context, shard uint64, to queue.ReplicaID) error {
+	run, err := h.running(shard)
+	if err != nil {
+		return err
+	}
+	if leader, _ := h.ownLeader(shard); leader != run.id {
+		return code.New(code.StaleLeader, "this host does not lead shard %d", shard)
+	}
+	return h.handOver(ctx, run, to)
+}
+
 const (
 	// drainsAtOnce bounds the shards that get another leader at the same time.
 	drainsAtOnce = 64

@@ -42,6 +42,8 @@ func (d *desk) housekeep(ctx context.Context) {
 		}
 		if d.leads() {
 			k.round(ctx)
+		} else {
+			k.balance = balance{}
 		}
 	}
 }
@@ -55,6 +57,7 @@ type housekeeper struct {
 	from       queue.Address // where the look for expired messages goes on; 0: from the beginning
 	nextChores time.Time
 	nextRest   time.Time
+	balance    balance
 }
 
 // choreReader is the part of the state that knows what there is to do; *queue.QueueStateMachine is one.
@@ -80,6 +83,7 @@ func (k *housekeeper) round(ctx context.Context) {
 	}
 	k.replaceHomes(ctx)
 	k.chores(ctx)
+	k.handOver(ctx)
 }
 
 // replaceHomes proposes a new home for every group whose home's host is silent or gone.

@@ -476,6 +476,11 @@ func (r hostRaft) ProposeAsync(cmd []byte, timeout time.Duration, done func(queu
 	}()
 }
 
+// HandOver implements leaderMover.
+func (r hostRaft) HandOver(ctx context.Context, to queue.ReplicaID) error {
+	return r.h.HandOver(ctx, r.shard, to)
+}
+
 func (r hostRaft) InSync() int { return r.h.InSync(r.shard) }
 
 func (r hostRaft) ReadIndex(ctx context.Context) error {

@@ -9,6 +9,7 @@ import (
 
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/client"
+	"github.com/tierq/tierq/queue/code"
 )
 
 func queuePurge(a *app) *cobra.Command {
@@ -124,6 +125,7 @@ func queueConfigure(a *app) *cobra.Command {
 		given                tierqv1.QueueOptions
 		overflow, durability string
 		ttl, maxDelay        time.Duration
+		partitions           uint32
 	)
 	c := &cobra.Command{
 		Use:   "configure QUEUE",
@@ -159,6 +161,9 @@ func queueConfigure(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
+				if n := len(q.Partitions); cmd.Flags().Changed("partitions") && int(partitions) != n {
+					return code.New(code.InvalidArgument, "queue %q has %d partitions, which cannot change: its keys would go elsewhere and lose their order; create another queue with %d, and move producers, then consumers over", args[0], n, partitions)
+				}
 				want := proto.CloneOf(q.Options)
 				_ = change(want) // looked at above
 				if !proto.Equal(want, q.Options) {
@@ -171,6 +176,7 @@ func queueConfigure(a *app) *cobra.Command {
 		},
 	}
 	f := c.Flags()
+	f.Uint32Var(&partitions, "partitions", 0, "refused unless it is what the queue has: partitions cannot change")
 	f.StringVar(&overflow, "overflow", "reject", "what a full queue does: reject, or drop-oldest")
 	f.StringVar(&durability, "durability", "available", "without a second copy: available answers with one, strict refuses")
 	f.BoolVar(&given.StrictSequence, "strict-sequence", false, "demand contiguous seqs of every producer")

@@ -426,3 +426,15 @@ func TestHostsThatCannotRun(t *testing.T) {
 		require.Empty(t, out.String())
 	}
 }
+
+// The number of partitions is for ever; whoever wants another one is told what to do.
+func TestPartitionsCannotChange(t *testing.T) {
+	s := newShell(t, 1)
+	s.ok("queue", "create", "q", "--partitions", "3")
+	s.ok("queue", "configure", "q", "--partitions", "3")
+	_, errs, exit := s.run("queue", "configure", "q", "--partitions", "4")
+	require.Equal(t, exitUsage, exit)
+	require.Contains(t, errs, "create another queue with 4")
+	_, errs, exit = s.run("browse", "q", "--partition", "x")
+	require.Equal(t, exitUsage, exit, errs)
+}
