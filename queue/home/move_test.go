@@ -260,6 +260,57 @@ func TestReset(t *testing.T) {
 	})
 }
 
+// A call that settles while the group is being moved waits, and is sent to the new home, where its receipt is good.
+func TestSettleDuringAMove(t *testing.T) {
+	two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+		a, b := r.replicas[0], r.replicas[1]
+		r.create("g", a, queue.GroupConfig{})
+		r.send(1)
+		d := get(t, ka, ReceiveRequest{})[0]
+		r.setDelay(100 * time.Millisecond)
+		moved := make(chan error)
+		go func() { moved <- ka.Move(within(5*time.Second), "g", b.id) }()
+		pass(50 * time.Millisecond)
+		refused := make(chan error)
+		go func() {
+			_, err := ka.Ack(within(5*time.Second), "g", []string{d.Receipt})
+			refused <- err
+		}()
+		require.NoError(t, <-moved)
+		require.Equal(t, code.NotOwner, refusal(t, <-refused))
+		require.Empty(t, slices.DeleteFunc(a.commands(), func(c queue.Command) bool { return !isAck(c) }))
+		require.Equal(t, []code.Code{code.OK}, ack(t, kb, d.Receipt))
+	})
+}
+
+// A home that is replaced while acks are under way: those whose leases are recorded are sent to the new home, the others
+// are lost.
+func TestReplacedWhileSettling(t *testing.T) {
+	two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+		a, b := r.replicas[0], r.replicas[1]
+		id := r.create("g", a, queue.GroupConfig{})
+		r.send(2)
+		old := get(t, ka, ReceiveRequest{})[0]
+		pass(1100 * time.Millisecond)
+		young := get(t, ka, ReceiveRequest{})[0]
+		a.setFate(func(queue.Command) fate { return fateHang })
+		both := ackLater(ka, old.Receipt, young.Receipt)
+		one := make(chan error)
+		go func() {
+			_, err := ka.Ack(within(time.Minute), "g", []string{old.Receipt})
+			one <- err
+		}()
+		pass(100 * time.Millisecond)
+		r.giveHome(id, b)
+		require.Equal(t, code.NotOwner, refusal(t, <-one), "refused as a whole: the client looks for the home")
+		items := <-both
+		require.Equal(t, plain(code.NotOwner), items[0])
+		require.Equal(t, plain(code.StaleOwner), items[1])
+		require.Equal(t, []code.Code{code.OK}, ack(t, kb, old.Receipt))
+		require.Equal(t, []int{2}, bodies(get(t, kb, ReceiveRequest{Max: 5, Wait: 5 * time.Second})))
+	})
+}
+
 // mover is a group that is moved back and forth while consumers work on it.
 type mover struct {
 	t       *testing.T
