@@ -39,6 +39,8 @@ type fleet interface {
 	Alive(host uint64) bool
 	// Serves says whether a host is alive and runs a replica of a shard.
 	Serves(host, shard uint64) bool
+	// Gone lists those groups of a shard that exist no more, and never will; none when that cannot be told here now.
+	Gone(ctx context.Context, shard uint64, groups []queue.GroupID) []queue.GroupID
 }
 
 type replicaHost struct {

@@ -57,6 +57,8 @@ type housekeeper struct {
 	from       queue.Address // where the look for expired messages goes on; 0: from the beginning
 	nextChores time.Time
 	nextRest   time.Time
+	nextForget time.Time
+	gone       map[queue.Producer]bool // outboxes whose source was gone at the last look
 	balance    balance
 }
 
@@ -83,6 +85,7 @@ func (k *housekeeper) round(ctx context.Context) {
 	}
 	k.replaceHomes(ctx)
 	k.chores(ctx)
+	k.forget(ctx)
 	k.handOver(ctx)
 }
 

@@ -6,17 +6,30 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/queuetest"
 )
 
 // fakeFleet is three full replicas on hosts of the same numbers.
-type fakeFleet struct{ dead, down map[uint64]bool }
+type fakeFleet struct {
+	dead, down map[uint64]bool
+	gone       map[queue.Producer]bool
+}
 
 func (f *fakeFleet) Options(uint64) (queue.QueueOptions, bool) { return queue.QueueOptions{}, true }
 func (f *fakeFleet) Refresh(context.Context) error             { return nil }
 func (f *fakeFleet) FullReplicas(uint64) []replicaHost {
 	return []replicaHost{{1, 1}, {2, 2}, {3, 3}}
+}
+func (f *fakeFleet) Gone(_ context.Context, shard uint64, groups []queue.GroupID) (gone []queue.GroupID) {
+	for _, id := range groups {
+		if f.gone[queue.Producer{Kind: queue.ProducerOutbox, ID: shard, Sub: uint64(id)}] {
+			gone = append(gone, id)
+		}
+	}
+	return gone
 }
 func (f *fakeFleet) Alive(host uint64) bool     { return !f.dead[host] }
 func (f *fakeFleet) Serves(host, _ uint64) bool { return !f.dead[host] && !f.down[host] }
@@ -63,4 +76,48 @@ func TestSpreadLeavesOutWhoServesNobody(t *testing.T) {
 	}
 	f.dead[3] = true
 	require.Zero(t, k.spread("a"))
+}
+
+// fakeRaft applies to a state in memory.
+type fakeRaft struct {
+	raft
+	m *queuetest.Machine
+}
+
+func (r fakeRaft) Stamp() queue.Stamp { return 1 }
+func (r fakeRaft) Propose(_ context.Context, cmd []byte) (queue.Result, error) {
+	return r.m.Raw(cmd), nil
+}
+
+// TestForgetsOutboxesWhoseSourceIsGone: at the second look, and no other.
+func TestForgetsOutboxesWhoseSourceIsGone(t *testing.T) {
+	m := queuetest.New(t)
+	outbox := func(shard, group uint64) queue.Producer {
+		return queue.Producer{Kind: queue.ProducerOutbox, ID: shard, Sub: group}
+	}
+	for _, p := range []queue.Producer{outbox(7, 1), outbox(7, 2), outbox(9, 1)} {
+		m.Do(&queue.Enqueue{Stamp: 1, Publishes: []queue.Publish{{Producer: p, Low: 1, Messages: []queue.Message{{Seq: 1}}}}})
+	}
+	left := func() []queue.Producer {
+		list, err := m.Outboxes(queue.Producer{}, 10)
+		require.NoError(t, err)
+		return list
+	}
+	f := newFakeFleet()
+	f.gone = map[queue.Producer]bool{outbox(7, 2): true, outbox(9, 1): true}
+	k := keeperOf(f)
+	k.reader, k.raft, k.log = m, fakeRaft{m: m}, zap.NewNop()
+	k.forget(t.Context())
+	require.Len(t, left(), 3)
+	k.forget(t.Context())
+	require.Len(t, left(), 3, "it is not time yet")
+	delete(f.gone, outbox(9, 1))
+	k.nextForget = time.Time{}
+	k.forget(t.Context())
+	require.Equal(t, []queue.Producer{outbox(7, 1), outbox(9, 1)}, left())
+	applied := m.Meta().Applied
+	k.nextForget = time.Time{}
+	k.forget(t.Context())
+	require.Equal(t, applied, m.Meta().Applied, "nothing is proposed for nothing")
+	m.RequireSame()
 }

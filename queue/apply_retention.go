@@ -23,6 +23,7 @@ import (
 //	Options      MutationFenced unless its Version is the stored one; the stored version moves by one.
 //	Retire       publishes are refused from here on.
 //	FormatLevel  never falls; LimitReached above what this version knows.
+//	Forget       forgets what outboxes have published: only for those whose source exists no more.
 //	CheckpointID is stored, so that replicas can compare their state right after this entry.
 //
 // An empty command goes on removing entries of the delayed index that a purge left behind, like every other.
@@ -40,6 +41,7 @@ func (t *tx) retention(c *Retention, r *Result) {
 	t.parkAll(c.Park)
 	r.Delayed = t.changeDelayed(c.Delayed)
 	t.setOptions(c)
+	t.forgetOutboxes(c.Forget)
 	t.sweep()
 	r.Version = t.meta.Options.Version
 }

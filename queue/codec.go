@@ -31,6 +31,13 @@ const (
 	publishFlags = flagContiguous | flagAtomic | flagCheckLast
 )
 
+// Flags of a Retention. Part of the format; do not renumber.
+const (
+	flagRetire     = 1 << iota
+	flagForget     // a list of outboxes to forget ends the command
+	retentionFlags = flagRetire | flagForget
+)
+
 // Bounds of the decoder where Validate's are not structural.
 const (
 	maxConfigBytes = 1 << 10
@@ -361,9 +368,24 @@ func (c *Retention) append(dst []byte) []byte {
 	if c.Options != nil {
 		dst = appendBytes(dst, AppendQueueOptions(nil, *c.Options))
 	}
-	dst = appendBool(dst, c.Retire)
+	flags := byte(0)
+	if c.Retire {
+		flags |= flagRetire
+	}
+	if len(c.Forget) > 0 {
+		flags |= flagForget
+	}
+	dst = append(dst, flags)
 	dst = appendUint(dst, c.FormatLevel)
-	return appendUint(dst, c.CheckpointID)
+	dst = appendUint(dst, c.CheckpointID)
+	if len(c.Forget) > 0 {
+		dst = appendUint(dst, uint64(len(c.Forget)))
+	}
+	for _, p := range c.Forget {
+		dst = appendUint(dst, p.ID)
+		dst = appendUint(dst, p.Sub)
+	}
+	return dst
 }
 
 func (d *decoder) retention(s Stamp) *Retention {
@@ -386,10 +408,28 @@ func (d *decoder) retention(s Stamp) *Retention {
 		o := nested(d, "queue options", DecodeQueueOptions)
 		c.Options = &o
 	}
-	c.Retire = d.bool("retire")
+	flags := d.enum("retention flags", retentionFlags)
+	c.Retire = flags&flagRetire != 0
 	c.FormatLevel = d.uint32("format level")
 	c.CheckpointID = d.uint64("checkpoint id")
+	if flags&flagForget != 0 {
+		c.Forget = d.outboxes()
+	}
 	return c
+}
+
+// outboxes reads a list that is not empty.
+func (d *decoder) outboxes() []Producer {
+	n := d.count("forget", MaxHousekeeping, 2)
+	if n == 0 {
+		d.failf("forget: an empty list is left out")
+		return nil
+	}
+	list := make([]Producer, n)
+	for i := range list {
+		list[i] = Producer{Kind: ProducerOutbox, ID: d.uint64("forget shard"), Sub: d.uint64("forget group")}
+	}
+	return list
 }
 
 func appendAddresses(dst []byte, list []Address) []byte {

@@ -107,7 +107,8 @@ func variants() map[string]Command {
 		"retention_full": &Retention{Stamp: at, OperationID: 81, ReclaimLine: 500, Reclaim: []Address{501, 503}, DropTo: 510,
 			PurgeTo: 520, Park: []Address{530}, Delayed: []DelayedChange{{540, at, 0}, {541, at, at + 1}}, Options: &options,
 			Retire: true, FormatLevel: 2, CheckpointID: 0xabcdef},
-		"stamp_max": &Home{Stamp: MaxStamp, Group: math.MaxUint64, ExpectedHome: math.MaxUint64, ExpectedEpoch: math.MaxUint64, NewHome: math.MaxUint64},
+		"retention_forget": &Retention{Stamp: at, Forget: []Producer{{Kind: ProducerOutbox, ID: 11, Sub: 2}, {Kind: ProducerOutbox, ID: 300, Sub: 1 << 40}}},
+		"stamp_max":        &Home{Stamp: MaxStamp, Group: math.MaxUint64, ExpectedHome: math.MaxUint64, ExpectedEpoch: math.MaxUint64, NewHome: math.MaxUint64},
 	}
 }
 
@@ -278,6 +279,7 @@ func genCommand() *rapid.Generator[Command] {
 				c.Reclaim = append(c.Reclaim, address("reclaim"))
 				c.Park = append(c.Park, address("park"))
 				c.Delayed = append(c.Delayed, DelayedChange{address("delayed"), stamp, stamp})
+				c.Forget = append(c.Forget, Producer{Kind: ProducerOutbox, ID: u("forget") | 1, Sub: u("forget group") | 1})
 			}
 			if rapid.Bool().Draw(t, "options") {
 				o := fullOptions()
@@ -467,6 +469,7 @@ func TestValidate(t *testing.T) {
 		{"retention count", &Retention{Park: make([]Address, 600), Reclaim: make([]Address, 600)}, code.BatchTooLarge, "1200"},
 		{"retention delayed", &Retention{Delayed: []DelayedChange{{}}}, code.InvalidArgument, "Delayed[0]: Address"},
 		{"retention options", &Retention{Options: &QueueOptions{}}, code.InvalidArgument, "MaxBodyBytes"},
+		{"retention forget", &Retention{Forget: []Producer{{Kind: ProducerClient, ID: 1}}}, code.InvalidArgument, "Forget[0]"},
 		{"retention line", &Retention{ReclaimLine: MaxAddress + 1}, code.InvalidArgument, "ReclaimLine"},
 		{"stamp", &Retention{Stamp: MaxStamp + 1}, code.InvalidArgument, "Stamp"},
 		{"nil", nil, code.InvalidArgument, "unknown"},

@@ -160,6 +160,7 @@ type Retention struct {
 	Retire       bool            // the queue is being deleted: publishes are refused from here
 	FormatLevel  uint32          // raise the format level
 	CheckpointID uint64          // marks an index for anti-entropy
+	Forget       []Producer      // outboxes (ProducerOutbox) whose source exists no more: what they have published is forgotten
 }
 
 func (c *Enqueue) CommandStamp() Stamp   { return c.Stamp }

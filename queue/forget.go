@@ -105,3 +105,16 @@ func (t *tx) forgetProducers() {
 	}
 	check(it.Err())
 }
+
+// forgetOutboxes forgets the named outboxes.
+func (t *tx) forgetOutboxes(list []Producer) {
+	for _, name := range list {
+		key := appendProducerKey(t.key[:0], name)
+		if !t.has(key) {
+			continue
+		}
+		t.b.Delete(key)
+		delete(t.s.producers, name)
+		t.meta.Counters.Producers--
+	}
+}

@@ -473,6 +473,9 @@ func (g *generator) retention(s queue.Stamp) queue.Command {
 	case 13:
 		c.FormatLevel = uint32(g.intn("level", 4))
 		c.Retire = g.chance("retire", 2)
+		if !g.strict && g.chance("forget", 40) { // else its late copy would meet an outbox that exists again
+			c.Forget = []queue.Producer{{Kind: queue.ProducerOutbox, ID: 7, Sub: 9}, {Kind: queue.ProducerOutbox, ID: 7, Sub: 10}}
+		}
 	}
 	return c
 }

@@ -213,3 +213,23 @@ func (s *QueueStateMachine) OfKey(id GroupID, key []byte, from Address, limit in
 		return d, ok && bytes.Equal(d.Key, key)
 	})
 }
+
+// Outboxes lists the dead-letter outboxes that have published to the shard and are not forgotten, in order of shard and
+// group: at most limit, behind one of them.
+func (s *QueueStateMachine) Outboxes(after Producer, limit int) (list []Producer, err error) {
+	defer recoverFault(&err)
+	v := s.view(0)
+	defer v.close()
+	from := []byte{kindProducer, byte(ProducerOutbox)}
+	if after.Kind == ProducerOutbox {
+		from = append(appendProducerKey(nil, after), 0)
+	}
+	it := openIter(v.snap, from, []byte{kindProducer, byte(ProducerOutbox) + 1})
+	defer it.Close()
+	for ok := it.First(); ok && len(list) < limit; ok = it.Next() {
+		key := it.Key()
+		list = append(list, Producer{Kind: ProducerOutbox, ID: be.Uint64(key[2:]), Sub: be.Uint64(key[10:])})
+	}
+	check(it.Err())
+	return list, nil
+}

@@ -853,6 +853,9 @@ func (n *naive) retention(c *queue.Retention, r *queue.Result) {
 		n.options.EnsureDefaults()
 		n.options.Version = version + 1
 	}
+	for _, p := range c.Forget {
+		delete(n.producers, p)
+	}
 	n.retired = n.retired || c.Retire
 	n.level = max(n.level, c.FormatLevel)
 	r.Version = n.options.Version

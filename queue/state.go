@@ -21,6 +21,9 @@ const maxFormatLevel = 3
 // levelPurgedDead is the format level from which on the removal of a dead letter counts as purged.
 const levelPurgedDead = 3
 
+// LevelForget is the format level from which on a Retention may carry outboxes to forget.
+const LevelForget = 3
+
 // initialOptions are those of a shard until its first options command. They are part of the format, unlike defaults.
 var initialOptions = QueueOptions{MaxBodyBytes: 1 << 20, MaxBytes: 16 << 30, MaxDelayMs: 30 * 24 * 3600 * 1000,
 	DedupMs: 5 * 60 * 1000, Partitions: 1}

@@ -368,8 +368,8 @@ func (c *Home) validate() *code.Error {
 }
 
 func (c *Retention) validate() *code.Error {
-	if n := len(c.Reclaim) + len(c.Park) + len(c.Delayed); n > MaxHousekeeping {
-		return tooMany(uint64(n), "Reclaim, Park and Delayed")
+	if n := len(c.Reclaim) + len(c.Park) + len(c.Delayed) + len(c.Forget); n > MaxHousekeeping {
+		return tooMany(uint64(n), "Reclaim, Park, Delayed and Forget")
 	}
 	err := firstRefusal(stampBound("Stamp", c.Stamp), addressBound("ReclaimLine", c.ReclaimLine),
 		addressBound("DropTo", c.DropTo), addressBound("PurgeTo", c.PurgeTo),
@@ -381,6 +381,11 @@ func (c *Retention) validate() *code.Error {
 		err := firstRefusal(realAddress("Address", d.Address), stampBound("Expected", d.Expected), stampBound("NewVisibleAt", d.NewVisibleAt))
 		if err != nil {
 			return within(err, "Delayed[%d]", i)
+		}
+	}
+	for i, p := range c.Forget {
+		if p.Kind != ProducerOutbox || p.ID == 0 || p.Sub == 0 {
+			return invalid("Forget[%d]: only an outbox, with ID (shard) and Sub (group id), can be forgotten", i)
 		}
 	}
 	if c.Options != nil {
