@@ -97,7 +97,7 @@ type Config struct {
 	ReportInterval time.Duration
 	Silence        time.Duration
 
-	// LowSpaceBytes is the free space below which OnSpace reports low space. Defaults to 1 GiB.
+	// LowSpaceBytes is the free space of the data directory below which LowSpace says so. Defaults to 1 GiB.
 	LowSpaceBytes uint64
 
 	// WallClock and BootClock default to the machine's; tests inject theirs.
@@ -122,8 +122,6 @@ type Config struct {
 	OnCatalog func(*catalog.View)
 	// OnLastEntry is called after a replica's last saved entry is durable on this host.
 	OnLastEntry func(shard uint64, replica queue.ReplicaID, index queue.Index, term uint64)
-	// OnSpace is called when the free space of the data directory crosses LowSpaceBytes.
-	OnSpace func(wal.SpaceReport)
 	// OnPoisoned is called when a replica of this host was stopped because it cannot apply a committed entry. It stays so
 	// until the host starts again.
 	OnPoisoned func(shard uint64, err error)

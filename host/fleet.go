@@ -642,6 +642,8 @@ func (b *peerBackend) ProposeCatalog(ctx context.Context, command []byte) ([]byt
 	return catalog.EncodeResult(r), nil
 }
 
+func (b *peerBackend) LowSpace() bool { return b.h.lowSpace.Load() }
+
 func (b *peerBackend) Reports() ([]peer.ShardReport, uint64) {
 	return b.h.reports(), b.h.Catalog().Version()
 }

@@ -57,6 +57,7 @@ type RaftHost struct {
 	copies   *copies
 	book     *addressBook
 	gate     gate
+	lowSpace atomic.Bool // this host's disk is nearly full
 
 	viewMu  sync.Mutex                   // orders changes of view
 	view    atomic.Pointer[catalog.View] // never nil
@@ -264,7 +265,7 @@ func (h *RaftHost) nodeHostConfig(dir string) (config.NodeHostConfig, error) {
 		ExecWorkers:       h.cfg.ExecWorkers,
 		LowSpaceBytes:     h.cfg.LowSpaceBytes,
 		OnLastEntry:       h.lastEntry,
-		OnSpace:           h.cfg.OnSpace,
+		OnSpace:           h.onSpace,
 		OnFailure:         func(err error) { h.log.Error("the Raft log failed, this host stops", zap.Error(err)) },
 		WitnessMembership: witness.Membership,
 		Logger:            h.log.Named("wal"),

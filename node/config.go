@@ -50,6 +50,9 @@ type Config struct {
 	Admin string `yaml:"admin"`
 	// Insecure names the listeners that may bind other than loopback without TLS: any of api, raft, peer, admin.
 	Insecure []string `yaml:"insecure"`
+	// LowSpaceBytes is the free space of the data directory's disk below which publishes are refused with 0x4004 while
+	// consumers go on. Defaults to 1 GiB.
+	LowSpaceBytes uint64 `yaml:"low_space_bytes"`
 	// Log is the least level that is logged: debug, info, warn or error. Defaults to info.
 	Log string `yaml:"log"`
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,8 @@ type raft interface {
 	ProposeAsync(cmd []byte, timeout time.Duration, done func(res queue.Result, copies int, err error))
 	// InSync counts the full replicas that are in sync, this host's included.
 	InSync() int
+	// LowSpace names a host of the shard whose disk is nearly full, 0: none.
+	LowSpace() uint64
 	ReadIndex(ctx context.Context) error
 	// Leader names the replica and host that lead now, as far as this host knows.
 	Leader() (replica queue.ReplicaID, host uint64, term uint64, ok bool)
@@ -218,6 +221,12 @@ func (d *desk) publish(ctx context.Context, p queue.Publish, delays, ttls []time
 	}
 	if err := d.hint(&p, delays); err != nil {
 		return publishOutcome{err: err}
+	}
+	if low := d.raft.LowSpace(); low != 0 {
+		return publishOutcome{err: &code.Error{
+			Code: code.StorageHighWatermark, Effect: code.EffectNone, RetryAfterMs: 1000,
+			Text: fmt.Sprintf("the disk of host %d is nearly full: publishes are refused and consumers go on; consume, purge, or add space", low),
+		}}
 	}
 	strict := d.reader.Meta().Options.Durability == queue.DurabilityStrict
 	if strict && d.raft.InSync() < 2 {

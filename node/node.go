@@ -125,7 +125,7 @@ func closeListeners(ls Listeners) {
 
 func (n *Node) hostConfig(ls Listeners) host.Config {
 	c := host.Config{
-		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry,
+		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry, LowSpaceBytes: n.cfg.LowSpaceBytes,
 		OnApplied:        n.onApplied,
 		OnInstalled:      n.onInstalled,
 		OnReplicaStarted: n.onStarted,
@@ -482,6 +482,8 @@ func (r hostRaft) HandOver(ctx context.Context, to queue.ReplicaID) error {
 }
 
 func (r hostRaft) InSync() int { return r.h.InSync(r.shard) }
+
+func (r hostRaft) LowSpace() uint64 { return r.h.LowSpace(r.shard) }
 
 func (r hostRaft) ReadIndex(ctx context.Context) error {
 	if _, err := r.h.Stamp(r.shard); err != nil {

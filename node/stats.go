@@ -192,14 +192,24 @@ var (
 	descRetries = prometheus.NewDesc("tierq_group_retries_total", "Failures recorded.", []string{"queue", "partition", "group"}, nil)
 	descExports = prometheus.NewDesc("tierq_outbox_waiting", "Dead letters on their way to the dead-letter queue, or waiting for it.", []string{"queue", "partition", "group"}, nil)
 	descParked  = prometheus.NewDesc("tierq_outbox_parked_seconds", "For how long the group's dead letters have not gone on, by reason; at the home only.", []string{"queue", "partition", "group", "code"}, nil)
+	descCopies  = prometheus.NewDesc("tierq_data_copies", "Full replicas that are in sync; at the leader's host only.", []string{"queue", "partition"}, nil)
+	descLow     = prometheus.NewDesc("tierq_disk_low", "1: the data disk is nearly full and publishes are refused.", nil, nil)
+	descPeer    = prometheus.NewDesc("tierq_host_heard", "1: the other host is heard of, 0: it is silent.", []string{"host"}, nil)
 	descDead    = prometheus.NewDesc("tierq_group_dead", "Dead letters now.", []string{"queue", "partition", "group"}, nil)
 )
 
 func newCollector(n *Node) prometheus.Collector { return collector{n} }
 
+func bit(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUptime, descDesks, descQuorum, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead, descExports, descParked} {
+	for _, d := range []*prometheus.Desc{descUptime, descDesks, descLow, descPeer, descQuorum, descCopies, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead, descExports, descParked} {
 		ch <- d
 	}
 }
@@ -214,6 +224,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	n.mu.RLock()
 	gauge(descDesks, float64(len(n.desks)))
 	n.mu.RUnlock()
+	gauge(descLow, bit(n.raft.SpaceIsLow()))
+	for _, h := range n.view().Hosts() {
+		if h.ID != n.id {
+			gauge(descPeer, bit(n.Alive(h.ID)), itoa(h.ID))
+		}
+	}
 	for _, q := range n.view().Queues("") {
 		for _, p := range n.queueStats(q).Partitions {
 			if !p.Here {
@@ -222,6 +238,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			part := itoa(uint64(p.Partition))
 			gauge(descQuorum, float64(p.QuorumState), q.Name, part)
 			gauge(descTerm, float64(p.Term), q.Name, part)
+			if p.LeaderHost == n.id {
+				gauge(descCopies, float64(p.DataCopies), q.Name, part)
+			}
 			gauge(descLast, float64(p.Last), q.Name, part)
 			gauge(descStored, float64(p.Counters.Messages), q.Name, part)
 			gauge(descBytes, float64(p.Counters.Bytes), q.Name, part)

@@ -61,6 +61,8 @@ type Backend interface {
 	ProposeCatalog(ctx context.Context, command []byte) (result []byte, err error)
 	// Reports are this host's replicas, and the version of its catalog.
 	Reports() (shards []ShardReport, catalogVersion uint64)
+	// LowSpace says whether this host's disk is nearly full.
+	LowSpace() bool
 	// CopiesReported takes what another host's full replicas have on disk; it must not block. CopiesEnded says that
 	// nothing more comes from that host.
 	CopiesReported(hostID uint64, reports []CopyReport)

@@ -32,6 +32,7 @@ type testHost struct {
 	id    uint64
 	fleet atomic.Value // string
 	wall  atomic.Int64 // added to the wall clock, ms
+	low   atomic.Bool
 
 	mu     sync.Mutex
 	shards []ShardReport
@@ -46,6 +47,7 @@ func (h *testHost) Identity() Identity {
 
 func (h *testHost) Hosts() []uint64 { return h.others }
 
+func (h *testHost) LowSpace() bool { return h.low.Load() }
 func (h *testHost) Reports() ([]ShardReport, uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

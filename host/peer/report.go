@@ -19,6 +19,7 @@ type other struct {
 	sequence  uint64
 	shards    map[uint64]ShardReport
 	catalog   uint64 // version
+	low       bool   // its disk is nearly full
 
 	// How its wall clock differs from this host's, as its last answer showed.
 	offset    time.Duration
@@ -74,6 +75,14 @@ func (p *Peers) Reported(hostID, shard uint64) (ShardReport, bool) {
 	return r, ok
 }
 
+// LowSpace says whether a host that is heard of has told that its disk is nearly full.
+func (p *Peers) LowSpace(hostID uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o, ok := p.others[hostID]
+	return ok && o.low && time.Since(o.heard) < p.cfg.Silence
+}
+
 // CatalogVersion returns the version of a host's catalog as it last told.
 func (p *Peers) CatalogVersion(hostID uint64) uint64 {
 	p.mu.Lock()
@@ -102,7 +111,7 @@ func (p *Peers) takeReport(r *peerv1.ReportRequest) (needFull bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.otherLocked(r.HostId)
-	o.heard, o.catalog = time.Now(), r.CatalogVersion
+	o.heard, o.catalog, o.low = time.Now(), r.CatalogVersion, r.LowSpace
 	if !r.Full && (o.processID != r.ProcessId || o.sequence+1 != r.Sequence) {
 		return true
 	}
@@ -130,8 +139,9 @@ func (p *Peers) reportLoop() {
 	for {
 		if p.cfg.Fleet() != "" {
 			shards, version := p.cfg.Backend.Reports()
+			low := p.cfg.Backend.LowSpace()
 			for _, hostID := range p.cfg.Backend.Hosts() {
-				p.report(hostID, shards, version)
+				p.report(hostID, shards, version, low)
 			}
 		}
 		select {
@@ -143,7 +153,7 @@ func (p *Peers) reportLoop() {
 }
 
 // report sends one report, in a goroutine of its own.
-func (p *Peers) report(hostID uint64, shards []ShardReport, version uint64) {
+func (p *Peers) report(hostID uint64, shards []ShardReport, version uint64, low bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.otherLocked(hostID)
@@ -158,7 +168,7 @@ func (p *Peers) report(hostID uint64, shards []ShardReport, version uint64) {
 	full := o.told == nil
 	r := &peerv1.ReportRequest{
 		HostId: p.cfg.HostID, ProcessId: p.processID, Sequence: o.sent, Full: full,
-		Shards: changes(o.told, shards), CatalogVersion: version,
+		Shards: changes(o.told, shards), CatalogVersion: version, LowSpace: low,
 	}
 	p.tasks.Add(1)
 	go func() {
