@@ -525,3 +525,16 @@ func TestSettleFollowsAMovedHome(t *testing.T) {
 	}
 	require.Len(t, rs, 6)
 }
+
+// Publishes that never left are not of unknown outcome: the fleet goes away after it was found, before the first publish.
+func TestUnsentIsNotUnknown(t *testing.T) {
+	f := fleetWithQueue(t, 1)
+	c := open(t, quick(f.Addrs()...))
+	_, err := c.Publish(within(t, 10*time.Second), "q", bodies(1)...)
+	require.NoError(t, err)
+	f.Stop(1)
+	_, err = c.Publish(within(t, 300*time.Millisecond), "q", bodies(1)...) // the open stream breaks: this one may have been sent
+	require.Error(t, err)
+	_, err = c.Publish(within(t, 200*time.Millisecond), "q", bodies(1)...)
+	requireCode(t, err, code.Unavailable, code.EffectNone)
+}

@@ -238,7 +238,11 @@ func (l *consumer) handle(ctx context.Context, j *job) {
 	hctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if !l.leases.begin(j, cancel) {
-		return // it was lost while it waited: it comes again
+		// It was lost while it waited, and comes again. The home is told all the same: it counts in the stream's window.
+		call, cancel := context.WithTimeout(context.Background(), l.o.AckTimeout)
+		defer cancel()
+		_, _ = j.lane.settle(call, &settling{kind: "release"}, []string{j.Receipt})
+		return
 	}
 	err := l.h(hctx, j.Delivery)
 	cancel()

@@ -208,10 +208,10 @@ func (n *lane) open(ctx context.Context, l *link) (*session, *code.Error) {
 	// The transport looks at the context again only when it has nothing to read from the sender.
 	context.AfterFunc(sctx, s.closeRequest)
 	n.mu.Lock()
-	messages, bytes := n.window-n.held, max(n.windowB-n.heldB, 1)
+	messages, bytes := n.windowLocked(n.held, n.heldB)
 	n.mu.Unlock()
 	start := &tierqv1.ConsumeStart{
-		Queue: n.l.queue, Partition: proto.Uint32(n.number), Group: n.l.group, Consumer: n.l.o.Consumer, WindowMessages: uint32(messages), WindowBytes: uint32(bytes),
+		Queue: n.l.queue, Partition: proto.Uint32(n.number), Group: n.l.group, Consumer: n.l.o.Consumer, WindowMessages: messages, WindowBytes: bytes,
 	}
 	if n.l.o.Lease > 0 {
 		start.LeaseMs = proto.Uint64(wireMillis(n.l.o.Lease))
@@ -301,9 +301,20 @@ func (n *lane) free(j *job) {
 // grow tells the host the part of the window that a session may use.
 func (n *lane) grow(s *session) {
 	n.mu.Lock()
-	w := &tierqv1.ConsumeWindow{Messages: uint32(max(n.window-n.older, 0)), Bytes: uint32(max(n.windowB-n.olderB, 1))}
+	messages, bytes := n.windowLocked(n.older, n.olderB)
 	n.mu.Unlock()
-	s.send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Window{Window: w}})
+	s.send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Window{Window: &tierqv1.ConsumeWindow{Messages: messages, Bytes: bytes}}})
+}
+
+// Hosts take no larger windows.
+const (
+	maxWindow  = 10_000
+	maxWindowB = 64 << 20
+)
+
+// windowLocked is what a stream may bring beside what is taken.
+func (n *lane) windowLocked(taken, takenB int) (messages, bytes uint32) {
+	return uint32(min(max(n.window-taken, 0), maxWindow)), uint32(min(max(n.windowB-takenB, 1), maxWindowB))
 }
 
 // stop lets a session bring nothing more; what it has brought may still be settled by it.

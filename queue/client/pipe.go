@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http/httptrace"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -22,10 +23,12 @@ type pipe struct {
 	bidi *connect.BidiStreamForClient[tierqv1.PublishRequest, tierqv1.PublishStreamResponse]
 	end  context.CancelCauseFunc
 
+	connected atomic.Bool // from here what is sent may be on the wire
+
 	sendMu sync.Mutex // one sender at a time: the order of requests is that of waiting
-	closed bool       // nothing more may be sent
 
 	mu       sync.Mutex
+	closed   bool // nothing more may be sent; set with both locks held
 	waiting  []chan pipeAnswer
 	answered bool // at least one request was
 	err      error
@@ -82,7 +85,10 @@ func (s *stream) pipeTo(a *apis) *pipe {
 		p.retire()
 	}
 	ctx, end := context.WithCancelCause(s.c.base)
-	p := &pipe{s: s, addr: a.addr, bidi: a.stream.PublishStream(ctx), end: end}
+	p := &pipe{s: s, addr: a.addr, end: end}
+	p.bidi = a.stream.PublishStream(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(httptrace.GotConnInfo) { p.connected.Store(true) },
+	}))
 	// The transport looks at the context again only when it has nothing to read from the sender.
 	context.AfterFunc(ctx, p.closeRequest)
 	s.pipe = p
@@ -94,7 +100,7 @@ func (s *stream) pipeTo(a *apis) *pipe {
 func (p *pipe) usable() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.err == nil
+	return p.err == nil && !p.closed
 }
 
 // retire lets the pipe end once it is idle.
@@ -123,17 +129,24 @@ func (p *pipe) closeIdle() {
 		p.idleLocked(pipeIdle)
 	}
 	p.mu.Unlock()
-	if !busy && !p.closed {
-		p.closed = true
-		_ = p.bidi.CloseRequest()
+	if !busy {
+		p.closeSending()
 	}
 }
 
 func (p *pipe) closeRequest() {
 	p.sendMu.Lock()
 	defer p.sendMu.Unlock()
-	if !p.closed {
-		p.closed = true
+	p.closeSending()
+}
+
+// closeSending needs sendMu.
+func (p *pipe) closeSending() {
+	p.mu.Lock()
+	first := !p.closed
+	p.closed = true
+	p.mu.Unlock()
+	if first {
 		_ = p.bidi.CloseRequest()
 	}
 }
@@ -146,6 +159,7 @@ func (p *pipe) publish(ctx context.Context, req *tierqv1.PublishRequest, sent fu
 	}
 	sent()
 	began := time.Now()
+	defer p.mark(ctx)
 	select {
 	case a := <-answer:
 		return a.res, a.err
@@ -155,6 +169,13 @@ func (p *pipe) publish(ctx context.Context, req *tierqv1.PublishRequest, sent fu
 		p.end(errNoStart) // whatever else it carries waits for the same silence
 	}
 	return nil, ctx.Err()
+}
+
+// mark tells the call's trace whether its request may have been on the wire.
+func (p *pipe) mark(ctx context.Context) {
+	if t := httptrace.ContextClientTrace(ctx); t != nil && t.GotConn != nil && p.connected.Load() {
+		t.GotConn(httptrace.GotConnInfo{})
+	}
 }
 
 func (p *pipe) send(ctx context.Context, req *tierqv1.PublishRequest) (<-chan pipeAnswer, error) {
@@ -168,9 +189,6 @@ func (p *pipe) send(ctx context.Context, req *tierqv1.PublishRequest) (<-chan pi
 	}
 	p.waiting = append(p.waiting, answer)
 	p.mu.Unlock()
-	if t := httptrace.ContextClientTrace(ctx); t != nil && t.GotConn != nil {
-		t.GotConn(httptrace.GotConnInfo{}) // from here it may be on the wire
-	}
 	stop := context.AfterFunc(ctx, func() { p.end(context.Cause(ctx)) }) // a host that reads nothing must not hold it up for ever
 	defer stop()
 	_ = p.bidi.Send(req) // the reader learns why it failed
