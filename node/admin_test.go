@@ -143,7 +143,7 @@ func TestAdmin(t *testing.T) {
 	defer func() { require.NoError(t, d.Close()) }()
 	for name, test := range map[string]func(*adminFleet){
 		"purge": testPurge, "options": testOptions, "group": testGroupPolicy, "delayed": testDelayed, "browse": testBrowse,
-		"lookup": testLookup, "consumers": testConsumers, "explain": testExplain, "dead": testDead, "claim": testClaim,
+		"lookup": testLookup, "consumers": testConsumers, "explain": testExplain, "dead": testDead, "claim": testClaim, "alerts": testAlerts,
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
