@@ -1,0 +1,70 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+)
+
+var updateFlag = flag.Bool("update", false, "write docs/reference/cli.md anew")
+
+const referencePath = "../../docs/reference/cli.md"
+
+// TestReference: docs/reference/cli.md is what the commands say of themselves. After a change:
+// go test ./cmd/tierq -run TestReference -update
+func TestReference(t *testing.T) {
+	t.Setenv("TIERQ_ADDR", "")
+	var b strings.Builder
+	b.WriteString("# Command line\n\nEvery command of `tierq`, as `tierq COMMAND --help` tells it. Exit codes: 0 done, 1 a fault of this machine (a file, a\npipe), 2 wrong use, 3 nobody answered, 4 refused, or a check that did not hold.\n")
+	root := (&app{}).rootCommand()
+	describe(&b, root)
+	if *updateFlag {
+		require.NoError(t, os.WriteFile(referencePath, []byte(b.String()), 0o600))
+	}
+	have, err := os.ReadFile(referencePath)
+	require.NoError(t, err)
+	require.Equal(t, b.String(), string(have), "docs/reference/cli.md is not fresh: go test ./cmd/tierq -run TestReference -update")
+}
+
+func describe(b *strings.Builder, c *cobra.Command) {
+	if c.Hidden || c.Name() == "help" || c.Name() == "completion" {
+		return
+	}
+	if c.Runnable() || !c.HasParent() {
+		fmt.Fprintf(b, "\n## %s\n\n", c.CommandPath())
+		text := c.Long
+		if text == "" {
+			text = c.Short
+		}
+		fmt.Fprintf(b, "%s\n\n    %s\n", strings.TrimSpace(text), c.UseLine())
+		flags := c.NonInheritedFlags()
+		if flags.HasAvailableFlags() {
+			b.WriteString("\n| flag | default | meaning |\n|---|---|---|\n")
+			flags.VisitAll(func(f *pflag.Flag) { describeFlag(b, f) })
+		}
+	}
+	for _, sub := range c.Commands() {
+		describe(b, sub)
+	}
+}
+
+func describeFlag(b *strings.Builder, f *pflag.Flag) {
+	if f.Hidden || f.Name == "help" {
+		return
+	}
+	name, usage := pflag.UnquoteUsage(f)
+	value := ""
+	if f.DefValue != "" && f.DefValue != "[]" && f.DefValue != "false" && f.DefValue != "0" && f.DefValue != "0s" {
+		value = "`" + f.DefValue + "`"
+	}
+	if name != "" {
+		name = " " + name
+	}
+	fmt.Fprintf(b, "| `--%s%s` | %s | %s |\n", f.Name, name, value, strings.ReplaceAll(usage, "|", "\\|"))
+}
