@@ -33,7 +33,7 @@ func TestFaultLowSpace(t *testing.T) {
 		h.start()
 	}
 	f.awaitReady()
-	c := f.client(client.Options{PublishTimeout: 2 * time.Second})
+	c := f.client(client.Options{PublishTimeout: time.Second})
 	f.createQueue(c, "space", nil)
 	f.createGroup(c, &tierqv1.CreateGroupRequest{Queue: "space", Name: "g"})
 	publish := func() error {
