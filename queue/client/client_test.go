@@ -342,7 +342,7 @@ func TestDeadlines(t *testing.T) {
 
 	f.SetLeader(0)
 	c = open(t, slow(f.Addr(1)))
-	_, err = c.Publish(within(t, 200*time.Millisecond), "q", bodies(1)...)
+	_, err = c.Publish(within(t, time.Second), "q", bodies(1)...)
 	requireCode(t, err, code.NoLeader, code.EffectNone)
 
 	f.SetLeader(1)
@@ -350,7 +350,7 @@ func TestDeadlines(t *testing.T) {
 	f.SetHook(func(c clienttest.Call) clienttest.Fate {
 		return clienttest.Fate{LoseAnswer: c.Publish != nil}
 	})
-	_, err = c.Publish(within(t, 200*time.Millisecond), "q", bodies(1)...)
+	_, err = c.Publish(within(t, time.Second), "q", bodies(1)...)
 	requireCode(t, err, code.QuorumLost, code.EffectMaybe)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	_, err = c.Publish(within(t, time.Second), "", bodies(1)...)
