@@ -175,13 +175,13 @@ func (c *copies) inSync(shard uint64) (n int) {
 	return n
 }
 
-// mayTell says whether a witness may be sent entries up to an index, and takes it that it is, if so: another full
-// replica has them on its disk, or none is in sync.
+// mayTell says whether a witness may be sent entries up to an index, and takes it that it is, if so: every other full
+// replica that is in sync has them on its disk. (One of them may be new and have no vote yet: it is not enough.)
 func (c *copies) mayTell(shard, term, index uint64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.shardLocked(shard)
-	if have, may := s.countLocked(term, index); have == 0 && may > 0 {
+	if _, may := s.countLocked(term, index); may > 0 {
 		return false
 	}
 	s.tellLocked(term, index)
@@ -235,19 +235,20 @@ func (h *RaftHost) AwaitCopies(ctx context.Context, shard uint64, index queue.In
 		return 2
 	}
 	_, term := h.ownLeader(shard)
-	return h.awaitCopies(ctx, shard, term, uint64(index))
+	return h.awaitCopies(ctx, shard, term, uint64(index), false)
 }
 
-// awaitCopies is AwaitCopies for an entry that a leader of a term sent.
-func (h *RaftHost) awaitCopies(ctx context.Context, shard, term, index uint64) int {
+// awaitCopies is AwaitCopies for an entry that a leader of a term sent. With all it waits until no full replica is in sync
+// that lacks the entry.
+func (h *RaftHost) awaitCopies(ctx context.Context, shard, term, index uint64, all bool) int {
 	began := time.Now()
 	var timer *time.Timer
 	for {
 		have, may, changed := h.copies.look(shard, term, index)
-		if have > 0 {
+		switch {
+		case have > 0 && (!all || may == 0):
 			return 2
-		}
-		if may == 0 {
+		case may == 0:
 			return 1
 		}
 		if timer == nil {

@@ -174,9 +174,12 @@ func (c *holdingConn) release(ctx context.Context, shard uint64) {
 		}
 		first := queued[0]
 		c.mu.Unlock()
-		c.h.awaitCopies(ctx, shard, first.Term, lastOf(&first))
-		batch := c.take(shard)
-		if err := c.send(batch); err != nil || ctx.Err() != nil {
+		c.h.awaitCopies(ctx, shard, first.Term, lastOf(&first), true)
+		err := ctx.Err() // at the end of the host nothing is let go that still had to wait
+		if err == nil {
+			err = c.send(c.take(shard))
+		}
+		if err != nil {
 			c.mu.Lock()
 			delete(c.held, shard)
 			c.mu.Unlock()

@@ -136,3 +136,17 @@ func TestHeldMessagesEndWithTheConnection(t *testing.T) {
 	require.True(t, conn.closed)
 	require.ErrorIs(t, c.SendMessageBatch(raftpb.MessageBatch{Requests: []raftpb.Message{{Type: raftpb.Heartbeat, ShardID: shard, To: 3}}}), errConnClosed)
 }
+
+// TestWitnessWaitsForEveryReplicaInSync: a replica that is being added may be ahead of the one that votes.
+func TestWitnessWaitsForEveryReplicaInSync(t *testing.T) {
+	h := witnessed(t)
+	shard := catalog.FirstQueueShard
+	report := func(replica, durable uint64) {
+		h.copies.report(replica, peer.CopyReport{Shard: shard, Replica: replica, Durable: durable, Term: 1, Applied: durable}, 1, 1)
+	}
+	report(2, 10)
+	report(4, 20)
+	require.False(t, h.copies.mayTell(shard, 1, 20))
+	report(2, 20)
+	require.True(t, h.copies.mayTell(shard, 1, 20))
+}
