@@ -62,13 +62,27 @@ func (n *Node) desk(shard uint64) (*desk, error) {
 	if d != nil {
 		return d, nil
 	}
-	for _, r := range n.FullReplicas(shard) {
-		if r.Host != n.id && n.Alive(r.Host) {
-			return nil, n.elsewhere(r.Host, &code.Error{Code: code.NotReplica, Effect: code.EffectNone})
-		}
+	_, leader, _, _ := n.raft.Leader(shard)
+	if host := deskHost(n.FullReplicas(shard), leader, n.id, n.Alive); host != 0 {
+		return nil, n.elsewhere(host, &code.Error{Code: code.NotReplica, Effect: code.EffectNone})
 	}
 	return nil, &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 200,
 		Text: "no host that holds the partition can be reached now: repeat after a pause"}
+}
+
+// deskHost chooses the host to ask about a shard: its leader's, else the first other one of its full replicas that is alive; 0
+// when there is none.
+func deskHost(replicas []replicaHost, leader, self uint64, alive func(host uint64) bool) (host uint64) {
+	for _, r := range replicas {
+		switch {
+		case r.Host == self || !alive(r.Host):
+		case r.Host == leader:
+			return leader
+		case host == 0:
+			host = r.Host
+		}
+	}
+	return host
 }
 
 // elsewhere names a host that can answer; the refusal carries its API address for clients that go there themselves.

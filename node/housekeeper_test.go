@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
@@ -120,4 +121,16 @@ func TestForgetsOutboxesWhoseSourceIsGone(t *testing.T) {
 	k.forget(t.Context())
 	require.Equal(t, applied, m.Meta().Applied, "nothing is proposed for nothing")
 	m.RequireSame()
+}
+
+func TestDeskHostPrefersTheLeaders(t *testing.T) {
+	replicas := []replicaHost{{1, 1}, {2, 2}, {3, 3}}
+	alive := func(dead ...uint64) func(uint64) bool {
+		return func(host uint64) bool { return !slices.Contains(dead, host) }
+	}
+	require.EqualValues(t, 3, deskHost(replicas, 3, 9, alive()))
+	require.EqualValues(t, 1, deskHost(replicas, 0, 9, alive()), "nobody is known to lead")
+	require.EqualValues(t, 2, deskHost(replicas, 3, 9, alive(1, 3)))
+	require.EqualValues(t, 2, deskHost(replicas, 1, 1, alive()), "this host has no desk yet")
+	require.Zero(t, deskHost(replicas, 1, 9, alive(1, 2, 3)))
 }

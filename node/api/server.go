@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -11,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 	"go.uber.org/zap"
 
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/api/tierq/v1/tierqv1connect"
 	"github.com/tierq/tierq/queue/code"
 )
@@ -30,7 +32,7 @@ const (
 )
 
 // Server serves tierq.v1 over a Backend. Forward is nil on the peer API: there a call that belongs elsewhere is
-// refused, so that a call is forwarded at most once.
+// refused with the right host's name, so that a call is forwarded at most twice, by the host that took it.
 type Server struct {
 	backend Backend
 	forward Forward
@@ -119,7 +121,8 @@ func deadlineOf(req any) time.Duration {
 	return time.Duration(r.GetWaitMs())*time.Millisecond + longPollSlack
 }
 
-// elsewhere forwards a call that another host must answer to that host's peer API, once.
+// elsewhere forwards a call that another host must answer to that host's peer API, and once more if that one knows better: a host
+// without a replica of the partition does not know who is the home of a group.
 func elsewhere[Req, Resp any](ctx context.Context, s *Server, err error, req *Req,
 	call func(ctx context.Context, host uint64, req *connect.Request[Req]) (*connect.Response[Resp], error)) (*connect.Response[Resp], error) {
 	var e *ElsewhereError
@@ -134,7 +137,31 @@ func elsewhere[Req, Resp any](ctx context.Context, s *Server, err error, req *Re
 	if err == nil {
 		return resp, nil
 	}
-	return nil, forwardFailure(err)
+	err = forwardFailure(err)
+	next := s.nextHop(e.Host, detailOf(err))
+	if next == 0 {
+		return nil, err
+	}
+	s.onForward()
+	if resp, err = call(ctx, next, connect.NewRequest(req)); err != nil {
+		return nil, forwardFailure(err)
+	}
+	return resp, nil
+}
+
+// nextHop is the host that a refusal without effect names as the right one, 0 if it names none but the one that was asked, or
+// this one.
+func (s *Server) nextHop(asked uint64, refusal *tierqv1.ErrorDetail) uint64 {
+	switch code.Code(refusal.GetCode()) {
+	case code.NotOwner, code.NotReplica, code.StaleLeader:
+	default:
+		return 0
+	}
+	next := cmp.Or(refusal.GetHomeHost(), refusal.GetLeaderHost())
+	if refusal.GetEffect() != tierqv1.Effect_EFFECT_NONE || next == 0 || next == asked || next == s.backend.Fleet().Self {
+		return 0
+	}
+	return next
 }
 
 // forwardFailure passes the other host's refusal on as it is, and turns a transport failure into an unknown outcome.

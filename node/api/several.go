@@ -490,7 +490,8 @@ func refusedSettle(e *code.Error) *tierqv1.SettleResult {
 	return &tierqv1.SettleResult{Code: uint32(e.Code), Name: e.Code.String(), Text: sentence(e), Effect: effect(e.Effect)}
 }
 
-// settleAtHome settles receipts of one partition here, or at the home, once.
+// settleAtHome settles receipts of one partition here, or at the home: where this host takes it to be, and once more where that
+// one says it is.
 func (s groupService) settleAtHome(ctx context.Context, r Settle) ([]*tierqv1.SettleResult, error) {
 	resp, err := s.settle(ctx, r)
 	if err == nil {
@@ -500,9 +501,17 @@ func (s groupService) settleAtHome(ctx context.Context, r Settle) ([]*tierqv1.Se
 	if s.forward == nil || !errors.As(err, &e) || e.HomeHost == 0 || e.HomeHost == s.backend.Fleet().Self || e.Effect != code.EffectNone {
 		return nil, err
 	}
+	host := e.HomeHost
 	s.onForward()
-	resp, err = s.settleOver(ctx, s.client(e.HomeHost), r)
-	if err != nil {
+	resp, err = s.settleOver(ctx, s.client(host), r)
+	if err == nil {
+		return resp.Msg.GetResults(), nil
+	}
+	if host = s.nextHop(host, detailOf(forwardFailure(err))); host == 0 {
+		return nil, codeOfForward(err)
+	}
+	s.onForward()
+	if resp, err = s.settleOver(ctx, s.client(host), r); err != nil {
 		return nil, codeOfForward(err)
 	}
 	return resp.Msg.GetResults(), nil

@@ -66,7 +66,7 @@ func (p *parted) find(n Partition) (uint32, error) {
 		return *n, e
 	}
 	if !p.here[*n] {
-		return *n, &ElsewhereError{Host: p.other, Cause: &code.Error{Code: code.NotReplica, Effect: code.EffectNone}}
+		return *n, &ElsewhereError{Host: p.other, Cause: &code.Error{Code: code.NotReplica, Effect: code.EffectNone, LeaderHost: p.other}}
 	}
 	return *n, nil
 }
@@ -292,6 +292,39 @@ func TestSettleByReceipt(t *testing.T) {
 	two.refuse[2] = &code.Error{Code: code.NoLeader, Effect: code.EffectNone}
 	_, err = c.Ack(t.Context(), connect.NewRequest(&tierqv1.AckRequest{Queue: "q", Group: "g", Receipts: []string{receiptOf(2, 9)}}))
 	require.Equal(t, uint32(code.NoLeader), wireDetail(t, err).Code, "one partition's refusal is the call's, which clients may repeat")
+}
+
+// A host without a replica takes another one for the home, which says who is: what it may not repeat goes on there, and no further.
+func TestForwardedOnceMore(t *testing.T) {
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	tr := &http.Transport{Protocols: p}
+	t.Cleanup(tr.CloseIdleConnections)
+	hosts, urls := map[uint64]*parted{1: newParted(1, 2), 2: newParted(2, 3), 3: newParted(3, 4, 0, 1, 2), 4: newParted(4, 1, 3)}, map[uint64]string{}
+	for id := range uint64(3) {
+		urls[id+2] = serve(t, Options{Backend: hosts[id+2]}).URL
+	}
+	hops := 0
+	front := serve(t, Options{Backend: hosts[1], OnForward: func() { hops++ }, Forward: func(host uint64) (*http.Client, string) {
+		return &http.Client{Transport: tr}, urls[host]
+	}})
+	groups := tierqv1connect.NewGroupServiceClient(&http.Client{Transport: tr}, front.URL)
+	resp, err := groups.Ack(t.Context(), connect.NewRequest(&tierqv1.AckRequest{Queue: "q", Group: "g", Receipts: []string{receiptOf(1, 1)}}))
+	require.NoError(t, err)
+	require.Empty(t, resp.Msg.Results[0].Name)
+	require.Equal(t, []string{receiptOf(1, 1)}, hosts[3].settled[1])
+	require.Equal(t, 2, hops)
+	m := batch("")
+	m.Partition = proto.Uint32(2)
+	publishOn(t, tierqv1connect.NewQueueServiceClient(&http.Client{Transport: tr}, front.URL), m)
+	require.Len(t, hosts[3].stored[2], 1)
+	require.Equal(t, 4, hops)
+	_, err = groups.Ack(t.Context(), connect.NewRequest(&tierqv1.AckRequest{Queue: "q", Group: "g", Receipts: []string{receiptOf(3, 1)}}))
+	require.Equal(t, uint32(code.NotOwner), wireDetail(t, err).Code)
+	require.EqualValues(t, 4, wireDetail(t, err).HomeHost)
+	_, err = groups.DeleteGroup(t.Context(), connect.NewRequest(&tierqv1.DeleteGroupRequest{Queue: "q", Name: "g", Partition: proto.Uint32(3)}))
+	require.Equal(t, uint32(code.NotReplica), wireDetail(t, err).Code)
+	require.Equal(t, 8, hops)
 }
 
 // A group that a call before has deleted from some partitions is deleted from the others.
