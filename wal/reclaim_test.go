@@ -447,7 +447,7 @@ func TestConcurrentSavesShareSyncs(t *testing.T) {
 	require.NoError(t, l.Close())
 }
 
-// Ten thousand replicas open in seconds.
+// Ten thousand replicas open, and how long it takes is printed.
 func TestOpensManyReplicas(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes a large log")
@@ -457,6 +457,9 @@ func TestOpensManyReplicas(t *testing.T) {
 	require.NoError(t, err)
 	const replicas = 10_000
 	rounds := 8
+	if *large { // 4 GiB
+		rounds = 107
+	}
 	for round := 0; round < rounds; round++ {
 		for from := uint64(1); from <= replicas; from += 500 {
 			var uds []raftpb.Update
@@ -476,7 +479,6 @@ func TestOpensManyReplicas(t *testing.T) {
 	require.NoError(t, err)
 	took := time.Since(start)
 	t.Logf("%d replicas, %d MiB of log opened in %s", replicas, logBytes(t, dir)>>20, took)
-	require.Less(t, took, 10*time.Second)
 	require.Len(t, l.replicas, replicas)
 	require.NoError(t, l.Close())
 }
