@@ -234,11 +234,21 @@ func (l *Ledger) acked(o *op, s queue.AckState) {
 	}
 }
 
+// appliedBefore says whether a copy of an entry was applied before the one that was skipped with r. Under this epoch the
+// ledger alone changes a message that is not dead, so the change number tells. The outbox moves dead letters: one that
+// the ledger has just made is its own whatever the number, and one that is still dead was not redriven.
+func (o *op) appliedBefore(r queue.ExpireResult) bool {
+	if o.expire.Kind == queue.ExpireDead {
+		return r.Dead
+	}
+	return !r.Finished && !r.Dead && r.Change == o.expire.Change+1
+}
+
 // expired takes one entry's outcome. An entry that was proposed more than once, and whose first copy was applied, is
-// skipped at the next: the change number tells, since nobody else changes the message under this epoch.
+// skipped at the next.
 func (l *Ledger) expired(o *op, r queue.ExpireResult, again bool, now time.Duration, stamp queue.Stamp) error {
 	e := o.e
-	ours := r.Applied || again && !r.Finished && r.Change == o.expire.Change+1
+	ours := r.Applied || again && o.appliedBefore(r)
 	switch o {
 	case e.rec:
 		return l.recordAnswered(o, r, ours, now)
@@ -253,6 +263,9 @@ func (l *Ledger) expired(o *op, r queue.ExpireResult, again bool, now time.Durat
 		return nil
 	}
 	if !ours {
+		if again && r.Finished && o.expire.Kind == queue.ExpireDead { // perhaps it died, and was exported
+			resolveAll(o.late, plain(code.UnknownDelivery))
+		}
 		return l.skipped(o, r)
 	}
 	e.change = r.Change

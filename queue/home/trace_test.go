@@ -337,3 +337,76 @@ func ackLater(k *Keeper, rs ...string) <-chan []ItemResult {
 	}()
 	return ch
 }
+
+// deadWorld is a ledger with a queue of one message, and the outbox of its group.
+func deadWorld(t *testing.T) (*fakeState, *Ledger) {
+	s := newFakeState(queue.QueueOptions{})
+	cfg := queue.GroupConfig{MaxAttempts: 1}
+	cfg.EnsureDefaults()
+	s.apply(1, &queue.Group{Stamp: stampZero, Op: queue.GroupCreate, Name: "g", FirstHome: 1, Config: cfg})
+	s.apply(2, &queue.Enqueue{Stamp: stampZero, Publishes: []queue.Publish{{Messages: []queue.Message{{Body: []byte("x")}}}}})
+	info, _ := s.Group(worldGroup)
+	l, err := newLedger(s, &marks{}, info, s.Meta().Options, func() uint64 { return 0 }, 0, stampZero)
+	require.NoError(t, err)
+	return s, l
+}
+
+// exporting is the outbox's first step: it changes the dead letter under the home's epoch.
+func exporting(s *fakeState) {
+	d := s.groups[worldGroup].dead[1]
+	d.Change, d.ExportState = d.Change+1, queue.ExportExporting
+}
+
+// again lets a command in flight be answered after an attempt of unknown outcome.
+func again(t *testing.T, s *fakeState, l *Ledger, b *batch) {
+	b.maybe = true
+	res, _ := s.apply(4, b.command)
+	require.NoError(t, l.answered(b, &res, 0, stampZero))
+	require.NoError(t, l.Check())
+}
+
+// A redrive that was lost, and whose change number the outbox reaches: the message is on its way to the dead-letter
+// queue and must not become ready as well.
+func TestLostRedriveBesideTheOutbox(t *testing.T) {
+	s, l := deadWorld(t)
+	s.apply(3, &queue.Expire{Stamp: stampZero, Group: worldGroup, Epoch: 1, Entries: []queue.ExpireEntry{{
+		Kind: queue.ExpireDead, Address: 1, Attempts: 1,
+	}}})
+	dead, _, _ := s.DeadLetters(worldGroup, 0, 1, false)
+	c := newCall(1)
+	require.True(t, l.deadOp(&dead[0], true, ref{c, 0}, 0))
+	b := l.next(0, stampZero)
+	exporting(s)
+	again(t, s, l, b)
+	require.Equal(t, code.Skipped, c.results[0].Code)
+	require.Empty(t, l.tracked, "an exported message is ready")
+}
+
+// A dead entry that was applied silently, before the outbox moved the dead letter on: it took effect.
+func TestSilentDeathBesideTheOutbox(t *testing.T) {
+	for name, finished := range map[string]bool{"exporting": false, "exported": true} {
+		t.Run(name, func(t *testing.T) {
+			s, l := deadWorld(t)
+			ds, _, err := l.take(take{max: 1, maxBytes: 1, lease: time.Second}, 0, stampZero, nil)
+			require.NoError(t, err)
+			r := Receipt{Group: worldGroup, Lease: ds[0].lease, Address: 1}
+			l.runOut(time.Second, stampZero+1000)
+			c, nacked := newCall(1), newCall(1)
+			got, err := l.ack(r, ref{c, 0}, time.Second)
+			require.NoError(t, err)
+			require.Zero(t, got)
+			l.tracked[1].exp.join(ref{nacked, 0})
+			b := l.next(time.Second, stampZero)
+			s.apply(3, b.command)
+			if exporting(s); finished {
+				s.groups[worldGroup].finish(1)
+			}
+			again(t, s, l, b)
+			require.Equal(t, code.UnknownDelivery, c.results[0].Code, "an ack of a dead letter took no effect")
+			if !finished {
+				require.Equal(t, ItemResult{Code: code.OK, Effect: code.EffectDone, Dead: true}, nacked.results[0])
+			}
+			require.Empty(t, l.tracked)
+		})
+	}
+}
