@@ -537,9 +537,24 @@ func (n *Node) Receive(ctx context.Context, r api.Receive) ([]api.Delivery, queu
 	if err != nil {
 		return nil, 0, n.withHome(d, name, err)
 	}
+	if err := d.emptyHanded(len(got), r.Wait); err != nil {
+		return nil, 0, err
+	}
 	out := deliveries(got)
 	n.metrics.delivered.Add(float64(len(out)))
 	return out, g.Epoch, nil
+}
+
+// emptyHanded refuses a long poll that ended with nothing where no leader is known: this host may be cut off from a fleet that has
+// made another host the home, and "nothing" would keep the consumer here for ever.
+func (d *desk) emptyHanded(got int, wait time.Duration) error {
+	if got > 0 || wait == 0 {
+		return nil
+	}
+	if _, _, _, ok := d.raft.Leader(); ok {
+		return nil
+	}
+	return &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 200}
 }
 
 // toClient turns "elsewhere" into a refusal that names where to go: receive and settle calls are not forwarded.

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
 	"github.com/tierq/tierq/queue/queuetest"
 )
 
@@ -82,7 +83,12 @@ func TestSpreadLeavesOutWhoServesNobody(t *testing.T) {
 // fakeRaft applies to a state in memory.
 type fakeRaft struct {
 	raft
-	m *queuetest.Machine
+	m      *queuetest.Machine
+	leader queue.ReplicaID
+}
+
+func (r fakeRaft) Leader() (queue.ReplicaID, uint64, uint64, bool) {
+	return r.leader, uint64(r.leader), 1, r.leader != 0
 }
 
 func (r fakeRaft) Stamp() queue.Stamp { return 1 }
@@ -133,4 +139,16 @@ func TestDeskHostPrefersTheLeaders(t *testing.T) {
 	require.EqualValues(t, 2, deskHost(replicas, 3, 9, alive(1, 3)))
 	require.EqualValues(t, 2, deskHost(replicas, 1, 1, alive()), "this host has no desk yet")
 	require.Zero(t, deskHost(replicas, 1, 9, alive(1, 2, 3)))
+}
+
+// TestEmptyLongPollWithoutLeader: a home that may be cut off sends its consumers elsewhere.
+func TestEmptyLongPollWithoutLeader(t *testing.T) {
+	d := &desk{raft: fakeRaft{}}
+	err := d.emptyHanded(0, time.Second)
+	require.True(t, isCode(err, code.NoLeader))
+	require.Equal(t, code.EffectNone, err.(*code.Error).Effect)
+	require.NoError(t, d.emptyHanded(1, time.Second))
+	require.NoError(t, d.emptyHanded(0, 0), "it has only looked")
+	d.raft = fakeRaft{leader: 2}
+	require.NoError(t, d.emptyHanded(0, time.Second))
 }

@@ -376,11 +376,18 @@ func (a *anyReceive) wait(ctx context.Context) error {
 	var wg sync.WaitGroup
 	var first sync.Once
 	var failed error
+	var leaderless atomic.Int64
 	for _, p := range a.here {
 		wg.Go(func() {
 			ds, epoch, err := a.s.backend.Receive(ctx, a.of(p))
 			won := false
-			if err != nil && ctx.Err() == nil {
+			switch {
+			case err == nil || ctx.Err() != nil:
+			case asCode(err).Code == code.NoLeader: // at the end of its wait, which is the others' too
+				a.told(p, err)
+				leaderless.Add(1)
+				first.Do(func() { failed = err })
+			default:
 				first.Do(func() {
 					if a.told(p, err) {
 						stop() // its home has moved: the caller learns where to
@@ -408,7 +415,12 @@ func (a *anyReceive) wait(ctx context.Context) error {
 		})
 	}
 	wg.Wait()
-	if len(a.out.Messages) > 0 || len(a.out.Elsewhere) > 0 {
+	switch {
+	case len(a.out.Messages) > 0:
+		return nil
+	case int(leaderless.Load()) == len(a.here):
+		return failed // nothing is served here any more
+	case len(a.out.Elsewhere) > 0:
 		return nil
 	}
 	return failed

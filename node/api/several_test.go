@@ -33,7 +33,9 @@ type parted struct {
 	settled  map[uint32][]string
 	released []string
 	refuse   map[uint32]*code.Error
-	arrive   chan struct{} // closed: something is ready
+	// leaderless partitions refuse a long poll at its end
+	leaderless map[uint32]bool
+	arrive     chan struct{} // closed: something is ready
 }
 
 func newParted(self, other uint64, here ...uint32) *parted {
@@ -106,6 +108,9 @@ func (p *parted) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoc
 			out = append(out, Delivery{Receipt: receiptOf(n, p.ready[n]), Message: queue.StoredMessage{Address: queue.Address(p.ready[n])}})
 		}
 		p.mu.Unlock()
+		if waited && len(out) == 0 && p.leaderless[n] {
+			return nil, 0, &code.Error{Code: code.NoLeader, Effect: code.EffectNone}
+		}
 		if len(out) > 0 || waited || r.Wait == 0 {
 			return out, 5, nil
 		}
@@ -270,6 +275,21 @@ func TestReceiveFromAny(t *testing.T) {
 	require.Equal(t, uint32(code.NotOwner), wireDetail(t, err).Code)
 	_, err = c.Receive(t.Context(), connect.NewRequest(&tierqv1.ReceiveRequest{Queue: "q", Group: "g", MinIndex: 4}))
 	require.Equal(t, uint32(code.InvalidArgument), wireDetail(t, err).Code)
+}
+
+// A wait that ends without a leader is told: of all that is served here as the refusal, of some of it as partitions elsewhere.
+func TestReceiveFromAnyWithoutLeader(t *testing.T) {
+	one, _, _, c := twoHosts(t)
+	one.leaderless = map[uint32]bool{0: true, 1: true}
+	m := &tierqv1.ReceiveRequest{Queue: "q", Group: "g", WaitMs: proto.Uint32(1)}
+	_, err := c.Receive(t.Context(), connect.NewRequest(m))
+	require.Equal(t, uint32(code.NoLeader), wireDetail(t, err).Code)
+	require.Equal(t, tierqv1.Effect_EFFECT_NONE, wireDetail(t, err).Effect)
+	one.leaderless = map[uint32]bool{1: true}
+	resp, err := c.Receive(t.Context(), connect.NewRequest(m))
+	require.NoError(t, err)
+	require.Len(t, resp.Msg.Elsewhere, 3)
+	require.EqualValues(t, 1, resp.Msg.Elsewhere[0].Partition)
 }
 
 // Receipts find their partitions, and the homes of those.

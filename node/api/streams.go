@@ -33,8 +33,9 @@ const (
 	// pushBatch bounds the messages of one push, settlePipeline the settles of one stream that are in flight.
 	pushBatch      = 256
 	settlePipeline = 64
-	// pushWait is the long poll behind a stream; its end is not seen by the consumer.
-	pushWait = 20 * time.Second
+	// pushWait is the long poll behind a stream. The consumer does not see its end, unless no leader is known then: a consumer
+	// of a home that is cut off from the fleet is told so within this time.
+	pushWait = 5 * time.Second
 	// releaseTimeout bounds the release of what a closed stream still held.
 	releaseTimeout = 3 * time.Second
 )
