@@ -538,3 +538,33 @@ func TestUnsentIsNotUnknown(t *testing.T) {
 	_, err = c.Publish(within(t, 200*time.Millisecond), "q", bodies(1)...)
 	requireCode(t, err, code.Unavailable, code.EffectNone)
 }
+
+// A producer id of the caller's stays in the epoch that the caller gave: the next one is the next process's, whose messages
+// would be taken for repeats of these.
+func TestFixedProducerKeepsItsEpoch(t *testing.T) {
+	f := fleetWithQueue(t, 1)
+	o := quick(f.Addrs()...)
+	o.ProducerID, o.ProducerEpoch = 7, 5
+	c := open(t, o)
+	_, err := c.Publish(within(t, 10*time.Second), "q", client.Message{Body: []byte("a")})
+	require.NoError(t, err)
+	f.SetHook(func(c clienttest.Call) clienttest.Fate { return clienttest.Fate{LoseAnswer: c.Publish != nil} })
+	_, err = c.Publish(within(t, 300*time.Millisecond), "q", client.Message{Body: []byte("b")})
+	requireCode(t, err, code.QuorumLost, code.EffectMaybe)
+	f.SetHook(nil)
+	for range 2 {
+		_, err = c.Publish(within(t, 10*time.Second), "q", client.Message{Body: []byte("c")})
+		requireCode(t, err, code.ProducerEpochStale, code.EffectNone)
+		require.ErrorContains(t, err, "greater ProducerEpoch")
+	}
+	require.NoError(t, c.Close(context.Background()))
+
+	o.ProducerEpoch = 6
+	c = open(t, o)
+	rs, err := c.Publish(within(t, 10*time.Second), "q", bodies(3)...)
+	require.NoError(t, err)
+	for _, r := range rs {
+		require.False(t, r.Duplicate)
+	}
+	require.Equal(t, []string{"a", "b", "m00000", "m00001", "m00002"}, f.Bodies("q"))
+}

@@ -22,7 +22,10 @@ type Options struct {
 	// ProducerID names this producer to the fleet. Two processes must never share one.
 	//
 	// Defaults to a random number. A caller that sets it must also raise ProducerEpoch at every start, since seqs
-	// start at 1 again.
+	// start at 1 again. The client itself never raises it: when a message's outcome stays unknown, so that what follows
+	// cannot be in order, every further publish into that partition fails with PRODUCER_EPOCH_STALE until a new client comes
+	// with a greater ProducerEpoch. A random producer, and one that is Unordered in a queue that does not demand order,
+	// goes on by itself.
 	ProducerID    uint64
 	ProducerEpoch uint64
 

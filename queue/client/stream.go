@@ -32,7 +32,8 @@ type streamKey struct {
 //  2. Every seq in flight lies in [low, low+8191], low being the lowest unanswered one, so the state machine never
 //     forgets an unanswered seq.
 //  3. New messages wait while a batch is being retried, so what is stored later was published later where possible.
-//  4. In line, what may have been stored and was given up on ends the epoch: the next one starts a new sequence.
+//  4. In line, what may have been stored and was given up on ends the epoch: the next one starts a new sequence. An epoch is
+//     begun only for a random producer id: the caller's own may be the next process's too, which would then send the same seqs.
 //  5. In line, when a message in flight is refused or comes back, nothing new is sent until all in flight are answered; then
 //     what is left is numbered anew behind the last stored one.
 type stream struct {
@@ -300,7 +301,8 @@ func (s *stream) expire() {
 }
 
 // realignLocked makes the next seq follow the last stored one. Only called with nothing in flight. A message that may
-// have been stored under another seq than it would get now, or one that was given up on, ends the epoch.
+// have been stored under another seq than it would get now, or one that was given up on, ends the epoch: of a random producer
+// the next one begins; with a ProducerID of the caller's the epochs are the caller's too, and everything fails from here on.
 func (s *stream) realignLocked() {
 	next := s.stored + 1
 	broken := s.lostLine
@@ -310,7 +312,13 @@ func (s *stream) realignLocked() {
 		}
 		broken = broken || (it.maybe && it.seq != next+uint64(i))
 	}
-	if broken {
+	switch {
+	case broken && !s.c.randomProducer:
+		s.lostLine = true
+		s.failLocked(s.pending, code.New(code.ProducerEpochStale, "the sequence of producer %d in epoch %d cannot go on, as a message's outcome is unknown or the fleet remembers other ones: go on with a client of a greater ProducerEpoch", s.c.opts.ProducerID, s.epoch))
+		s.pending = nil
+		return
+	case broken:
 		s.registerLocked()
 	}
 	s.nextSeq = s.stored + 1
