@@ -126,7 +126,7 @@ func (g *group) arrive(ctx context.Context, rs []Receipt) error {
 		return err
 	}
 	rs = slices.DeleteFunc(slices.Clone(rs), func(r Receipt) bool {
-		return r.Shard != g.k.o.Shard || r.Group != g.id || r.Recovery != g.recovery || r.Lease.Epoch > g.info.Epoch
+		return r.Shard != g.k.o.Shard || r.Group != g.id || r.Recovery != g.recovery
 	})
 	if len(rs) == 0 {
 		return nil
@@ -139,6 +139,8 @@ func (g *group) arrive(ctx context.Context, rs []Receipt) error {
 			return err
 		}
 	}
+	// What is of a later epoch than this replica knows of is good elsewhere, if at all.
+	rs = slices.DeleteFunc(rs, func(r Receipt) bool { return r.Lease.Epoch > g.info.Epoch })
 	if known, err := g.recorded(rs); err != nil || !known {
 		return err
 	}
@@ -203,8 +205,12 @@ func (g *group) foreign(r Receipt) code.Code {
 			return code.InvalidReceipt
 		}
 		return code.StaleOwner // of a group that was deleted, perhaps this name's
-	case r.Recovery != g.recovery || g.led == nil:
-		return code.StaleOwner // before a recovery, or before this process had the epoch
+	case r.Recovery != g.recovery:
+		return code.StaleOwner // before a recovery
+	case g.led == nil && r.Lease.Epoch > g.info.Epoch:
+		return code.NotOwner // of a home that this replica does not know of yet
+	case g.led == nil:
+		return code.StaleOwner // before this process had the epoch
 	}
 	return 0
 }

@@ -173,6 +173,37 @@ func TestReceiptAtAReplicaThatIsBehind(t *testing.T) {
 	})
 }
 
+// A former home that does not know yet that it is one refuses no receipt of its successor for good, whether it has just
+// started or serves its old epoch.
+func TestReceiptOfALaterHome(t *testing.T) {
+	for name, restarted := range map[string]bool{"restarted": true, "serving": false} {
+		t.Run(name, func(t *testing.T) {
+			two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+				a, b := r.replicas[0], r.replicas[1]
+				id := serving(t, r, queue.GroupConfig{}, 2)
+				get(t, ka, ReceiveRequest{})
+				a.stall(true)
+				a.setCut(true)
+				r.mustAt(b, &queue.Home{Stamp: r.stamp(), Group: id, ExpectedHome: a.id, ExpectedEpoch: 1, NewHome: b.id})
+				d := get(t, kb, ReceiveRequest{Wait: 5 * time.Second})[0]
+				if restarted {
+					a.close()
+					ka = a.open()
+					late := extendLater(ka, d.Receipt, time.Minute)
+					pass(time.Second)
+					require.Empty(t, late, "before the first read of the log")
+					a.setCut(false)
+					a.stall(false)
+					require.Equal(t, code.NotOwner, <-late)
+				} else {
+					require.Equal(t, code.NotOwner, extend(t, ka, d.Receipt, time.Minute))
+				}
+				require.Equal(t, code.OK, ack(t, kb, d.Receipt)[0])
+			})
+		})
+	}
+}
+
 // An extend is answered once apply has recorded it; its deadline counts from the call, at this home and at the next.
 func TestExtendIsRecorded(t *testing.T) {
 	two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {

@@ -12,13 +12,17 @@ import (
 // What consumers do with a lease, by receipt. Each returns a code at once, or 0: the item waits for apply, and ref
 // will be resolved. The receipt's shard, recovery number and group are the caller's to check.
 
-// leased finds the message whose present or last lease a receipt names.
+// leasedBy finds the message whose present or last lease a receipt names. One of a later epoch is good at a home that
+// this replica does not know of yet.
 func (l *Ledger) leasedBy(r Receipt) (*entry, code.Code) {
 	e := l.tracked[r.Address]
 	if e != nil && e.lease == r.Lease && r.Lease.Number != 0 {
 		return e, 0
 	}
-	if r.Lease.Epoch != l.epoch {
+	switch {
+	case r.Lease.Epoch > l.epoch:
+		return nil, code.NotOwner
+	case r.Lease.Epoch < l.epoch:
 		return nil, code.StaleOwner
 	}
 	return nil, code.UnknownDelivery
