@@ -311,6 +311,33 @@ func TestReplacedWhileSettling(t *testing.T) {
 	})
 }
 
+// What was not proposed yet when the home was replaced, and an ack of a lease whose run-out was not recorded, goes to the
+// new home: the recorded lease stands there.
+func TestReplacedBeforeAnythingWasProposed(t *testing.T) {
+	two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+		a, b := r.replicas[0], r.replicas[1]
+		id := r.create("g", a, queue.GroupConfig{})
+		r.send(2)
+		ds := get(t, ka, ReceiveRequest{Max: 1, Lease: time.Minute, HasLease: true})
+		ds = append(ds, get(t, ka, ReceiveRequest{Max: 1, Lease: 1200 * time.Millisecond, HasLease: true})...)
+		pass(1100 * time.Millisecond)
+		require.Len(t, entries(a, queue.ExpireLease), 2)
+		a.setFate(func(queue.Command) fate { return fateRefuse })
+		pass(200 * time.Millisecond)
+		late := ackLater(ka, ds[1].Receipt)
+		nacked := make(chan error)
+		go func() {
+			_, err := ka.Nack(within(time.Minute), "g", []NackItem{{Receipt: ds[0].Receipt}})
+			nacked <- err
+		}()
+		pass(10 * time.Millisecond)
+		r.giveHome(id, b)
+		require.Equal(t, code.NotOwner, refusal(t, <-nacked))
+		require.Nil(t, <-late, "the call is refused as a whole")
+		require.Equal(t, []code.Code{code.OK, code.OK}, ack(t, kb, receipts(ds...)...))
+	})
+}
+
 // mover is a group that is moved back and forth while consumers work on it.
 type mover struct {
 	t       *testing.T

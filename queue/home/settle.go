@@ -445,12 +445,13 @@ func (l *Ledger) end(refusal code.Code, decisive bool) {
 			resolveAll(e.ack.refs, l.ackAtEnd(e.ack, refusal, decisive))
 		}
 		if e.exp != nil {
-			res := plain(refusal)
+			moved := plain(l.movedOr(e, refusal))
+			res := moved
 			if e.exp.batch != nil {
 				res = ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe}
 			}
 			resolveAll(e.exp.refs, res)
-			resolveAll(e.exp.late, plain(refusal))
+			resolveAll(e.exp.late, moved)
 		}
 		if e.rec != nil {
 			resolveAll(e.rec.refs, l.recordAtEnd(e.rec, refusal, decisive))
