@@ -196,3 +196,28 @@ func (c *steppedClock) After(d time.Duration) <-chan time.Time {
 }
 
 func (c *steppedClock) fire() { c.steps <- time.Now() }
+
+// A settle that the stream answered with an unknown outcome stays unknown when the call that follows is refused.
+func TestUnknownSettleStaysUnknown(t *testing.T) {
+	f := fleetWithQueue(t, 1)
+	c := open(t, quick(f.Addrs()...))
+	ctx, stop := context.WithCancel(within(t, 20*time.Second))
+	_, err := c.Publish(ctx, "q", bodies(1)...)
+	require.NoError(t, err)
+	f.SetHook(func(c clienttest.Call) clienttest.Fate {
+		switch {
+		case c.Procedure == "Ack" && c.N == 1:
+			return clienttest.Fate{Err: code.Maybe(code.QuorumLost, nil, "")}
+		case c.Procedure == "Ack":
+			return clienttest.Fate{Err: code.New(code.StaleOwner, "")}
+		}
+		return clienttest.Fate{}
+	})
+	settled := make(chan client.Settled, 1)
+	require.NoError(t, c.Consume(ctx, "q", "g", func(context.Context, *client.Delivery) error { return nil }, client.ConsumeOptions{
+		OnSettled: func(_ *client.Delivery, s client.Settled) { settled <- s; stop() },
+	}))
+	s := <-settled
+	requireCode(t, s.Err, code.QuorumLost, code.EffectMaybe)
+	require.ErrorContains(t, s.Err, code.StaleOwner.String())
+}

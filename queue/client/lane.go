@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -375,6 +376,8 @@ func (n *lane) settle(ctx context.Context, how *settling, receipts []string) ([]
 			if !elsewhereNow(out, how) {
 				return out, err
 			}
+			// The call's refusal does not undo what the stream may have done.
+			maybe = slices.ContainsFunc(out, func(r Settled) bool { return r.Err.Effect == code.EffectMaybe })
 		case sent && !how.repeats():
 			e := code.Maybe(code.QuorumLost, nil, "the stream broke before the answer: the outcome is unknown")
 			return settleAll(receipts, e), e
