@@ -299,12 +299,14 @@ func (n *lane) free(j *job) {
 	}
 }
 
-// grow tells the host the part of the window that a session may use.
+// grow tells the host the part of the window that a session may use, as it is when it is sent: the last word is the newest.
 func (n *lane) grow(s *session) {
-	n.mu.Lock()
-	messages, bytes := n.windowLocked(n.older, n.olderB)
-	n.mu.Unlock()
-	s.send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Window{Window: &tierqv1.ConsumeWindow{Messages: messages, Bytes: bytes}}})
+	s.sendNext(func() *tierqv1.ConsumeRequest {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		messages, bytes := n.windowLocked(n.older, n.olderB)
+		return &tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Window{Window: &tierqv1.ConsumeWindow{Messages: messages, Bytes: bytes}}}
+	})
 }
 
 // Hosts take no larger windows.

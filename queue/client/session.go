@@ -21,7 +21,7 @@ type session struct {
 	end       context.CancelCauseFunc
 	delivered atomic.Bool
 
-	sendMu sync.Mutex // one sender at a time
+	sendMu sync.Mutex // one sender at a time; above the lane's mu
 	closed bool       // nothing more may be sent
 
 	mu      sync.Mutex
@@ -92,12 +92,17 @@ func (s *session) closeRequest() {
 
 // send sends one request. A failure ends the stream at its reader, which knows why.
 func (s *session) send(m *tierqv1.ConsumeRequest) bool {
+	return s.sendNext(func() *tierqv1.ConsumeRequest { return m })
+}
+
+// sendNext is send of what next returns when its turn has come.
+func (s *session) sendNext(next func() *tierqv1.ConsumeRequest) bool {
 	s.sendMu.Lock()
 	defer s.sendMu.Unlock()
 	if s.closed {
 		return false
 	}
-	_ = s.bidi.Send(m)
+	_ = s.bidi.Send(next())
 	return true
 }
 
