@@ -215,10 +215,11 @@ func (g *group) prepare() (again time.Duration, ok bool) {
 		return g.obtain(), false
 	}
 	if g.led == nil {
-		if g.k.o.Stamp() == 0 {
+		stamp := g.k.o.Stamp()
+		if stamp == 0 {
 			return g.k.o.Boot() + time.Second, false // recorded deadlines cannot be told from those that are over
 		}
-		if err := g.build(); err != nil {
+		if err := g.build(stamp); err != nil {
 			g.fault(err)
 			return g.k.o.Boot() + firstHold, false
 		}
@@ -230,9 +231,9 @@ func (g *group) prepare() (again time.Duration, ok bool) {
 	return never, true
 }
 
-// build makes the ledger of the present epoch from the state, which includes its Home.
-func (g *group) build() error {
-	l, err := newLedger(g.k.o.Reader, &g.k.marks, g.info, g.k.o.Reader.Meta().Options, g.k.o.Rand, g.k.o.Boot(), g.k.o.Stamp())
+// build makes the ledger of the present epoch from the state, which includes its Home, at a stamp that is not 0.
+func (g *group) build(stamp queue.Stamp) error {
+	l, err := newLedger(g.k.o.Reader, &g.k.marks, g.info, g.k.o.Reader.Meta().Options, g.k.o.Rand, g.k.o.Boot(), stamp)
 	if err != nil {
 		return err
 	}

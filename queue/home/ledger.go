@@ -199,8 +199,8 @@ func (l *Ledger) enchain(e *entry, key []byte) {
 // deadline lasts a lease that was recorded by another process.
 const skewMargin = 1000
 
-// honour takes over a lease that apply has recorded: it lasts to its deadline and the margin. One that is over by then
-// runs out now, and counts.
+// honour takes over a lease that apply has recorded: it lasts to its deadline and the margin, whatever the clocks say no
+// longer than MaxLease. One that is over by then runs out now, and counts.
 func (l *Ledger) honour(e *entry, r queue.RecordedLease, now time.Duration, stamp queue.Stamp) {
 	if e.place == placeBlocked {
 		return
@@ -208,7 +208,7 @@ func (l *Ledger) honour(e *entry, r queue.RecordedLease, now time.Duration, stam
 	e.lease, e.recorded, e.kept = r.Name, true, true
 	e.deadline, e.handed, e.touched = now, now, now
 	if end := r.Deadline + skewMargin; end > stamp {
-		e.deadline += ms(uint64(end - stamp))
+		e.deadline += min(ms(uint64(end-stamp)), MaxLease)
 	}
 	l.hold(e, r.Consumer, now)
 	if l.cfg.SingleActiveConsumer && l.active == nil {

@@ -551,6 +551,22 @@ func TestRecordedDeadlineOfASkewedClock(t *testing.T) {
 	}
 }
 
+// A clock that is off by a lot, or refused, makes no recorded lease last longer than any lease may.
+func TestRecordedDeadlineIsBounded(t *testing.T) {
+	s := newFakeState(queue.QueueOptions{})
+	s.apply(1, &queue.Group{Stamp: stampZero, Op: queue.GroupCreate, Name: "g", FirstHome: 1})
+	s.apply(2, &queue.Enqueue{Stamp: stampZero, Publishes: []queue.Publish{{Messages: []queue.Message{{Body: []byte("x")}}}}})
+	s.apply(3, &queue.Expire{Stamp: stampZero, Group: 1, Epoch: 1, Entries: []queue.ExpireEntry{{
+		Kind: queue.ExpireLease, Address: 1, Lease: queue.LeaseName{Epoch: 1, Number: 1}, Deadline: stampAfter(stampZero, MaxLease),
+	}}})
+	info, _ := s.Group(1)
+	for _, stamp := range []queue.Stamp{0, 1, stampZero} {
+		l, err := newLedger(s, &marks{}, info, s.Meta().Options, func() uint64 { return 0 }, time.Minute, stamp)
+		require.NoError(t, err)
+		require.Equal(t, time.Minute+MaxLease, l.tracked[1].deadline)
+	}
+}
+
 // While a host's clock is refused nothing is recorded or extended there, and a ledger that would have to tell recorded
 // deadlines from past ones is not built.
 func TestRefusedClock(t *testing.T) {
