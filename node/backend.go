@@ -534,25 +534,23 @@ func (n *Node) Receive(ctx context.Context, r api.Receive) ([]api.Delivery, queu
 		req.Lease, req.HasLease = *r.Lease, true
 	}
 	got, err := d.keeper.Receive(ctx, name, req)
-	if err != nil {
+	if err := d.emptyHanded(len(got), r.Wait, err); err != nil {
 		return nil, 0, n.withHome(d, name, err)
-	}
-	if err := d.emptyHanded(len(got), r.Wait); err != nil {
-		return nil, 0, err
 	}
 	out := deliveries(got)
 	n.metrics.delivered.Add(float64(len(out)))
 	return out, g.Epoch, nil
 }
 
-// emptyHanded refuses a long poll that ended with nothing where no leader is known: this host may be cut off from a fleet that has
-// made another host the home, and "nothing" would keep the consumer here for ever.
-func (d *desk) emptyHanded(got int, wait time.Duration) error {
-	if got > 0 || wait == 0 {
-		return nil
+// emptyHanded is what a receive is told that ended with err or nothing. At the end of a long poll that is NO_LEADER where none is
+// known: this host may be cut off from a fleet that has made another host the home, and "nothing", or "paused", would keep the
+// consumer here for ever.
+func (d *desk) emptyHanded(got int, wait time.Duration, err error) error {
+	if got > 0 || wait == 0 || err != nil && !isCode(err, code.ConsumerLimit) && !isCode(err, code.GroupPaused) {
+		return err
 	}
 	if _, _, _, ok := d.raft.Leader(); ok {
-		return nil
+		return err
 	}
 	return &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 200}
 }

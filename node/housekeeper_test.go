@@ -144,11 +144,15 @@ func TestDeskHostPrefersTheLeaders(t *testing.T) {
 // TestEmptyLongPollWithoutLeader: a home that may be cut off sends its consumers elsewhere.
 func TestEmptyLongPollWithoutLeader(t *testing.T) {
 	d := &desk{raft: fakeRaft{}}
-	err := d.emptyHanded(0, time.Second)
+	paused, gone := code.New(code.GroupPaused, ""), code.New(code.UnknownGroup, "")
+	err := d.emptyHanded(0, time.Second, nil)
 	require.True(t, isCode(err, code.NoLeader))
 	require.Equal(t, code.EffectNone, err.(*code.Error).Effect)
-	require.NoError(t, d.emptyHanded(1, time.Second))
-	require.NoError(t, d.emptyHanded(0, 0), "it has only looked")
+	require.True(t, isCode(d.emptyHanded(0, time.Second, paused), code.NoLeader))
+	require.Equal(t, gone, d.emptyHanded(0, time.Second, gone))
+	require.NoError(t, d.emptyHanded(1, time.Second, nil))
+	require.NoError(t, d.emptyHanded(0, 0, nil), "it has only looked")
 	d.raft = fakeRaft{leader: 2}
-	require.NoError(t, d.emptyHanded(0, time.Second))
+	require.NoError(t, d.emptyHanded(0, time.Second, nil))
+	require.Equal(t, paused, d.emptyHanded(0, time.Second, paused))
 }

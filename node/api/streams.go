@@ -249,7 +249,7 @@ func (c *consumer) push(ctx context.Context) error {
 			}
 			return nil
 		}
-		if err != nil {
+		if err != nil && !pauses(err) {
 			return err
 		}
 		if len(ds) == 0 {
@@ -264,6 +264,16 @@ func (c *consumer) push(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// pauses says whether a refusal is one that the next long poll may find over: the group is paused, or its consumers hold as much as
+// they may. Both come at the end of the wait.
+func pauses(err error) bool {
+	switch asCode(err).Code {
+	case code.ConsumerLimit, code.GroupPaused:
+		return true
+	}
+	return false
 }
 
 // awaitRoom waits until the window has room for a message; false when the stream ends or drains.

@@ -97,6 +97,7 @@ type shelf struct {
 	acked    []string
 	released []string
 	moved    bool
+	refusals []*code.Error // of the next receives
 }
 
 func newShelf(n int) *shelf {
@@ -110,6 +111,11 @@ func (s *shelf) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch
 	defer stop()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.refusals) > 0 {
+		e := s.refusals[0]
+		s.refusals = s.refusals[1:]
+		return nil, 0, e
+	}
 	for s.next == s.n && !s.moved && ctx.Err() == nil {
 		s.cond.Wait()
 	}
@@ -292,5 +298,32 @@ func TestConsumeResized(t *testing.T) {
 	window(1 << 20)
 	_, err := stream.Receive()
 	require.Equal(t, uint32(code.InvalidArgument), wireDetail(t, err).Code)
+	require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
+}
+
+func consume(t *testing.T, b Backend, window uint32) *connect.BidiStreamForClient[tierqv1.ConsumeRequest, tierqv1.ConsumeResponse] {
+	t.Helper()
+	stream := streamClient(t, Options{Backend: b}).Consume(t.Context())
+	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q", WindowMessages: window}}}))
+	_, err := stream.Receive()
+	require.NoError(t, err)
+	return stream
+}
+
+// TestConsumeOutlastsPauses: a paused group, or one that is out of credit, ends no stream; a lost leader does.
+func TestConsumeOutlastsPauses(t *testing.T) {
+	s := newShelf(1)
+	s.refusals = []*code.Error{code.New(code.GroupPaused, ""), code.New(code.ConsumerLimit, "")}
+	stream := consume(t, s, 8)
+	resp, err := stream.Receive()
+	require.NoError(t, err)
+	require.Len(t, resp.GetMessages().GetMessages(), 1)
+	require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
+
+	s = newShelf(1)
+	s.refusals = []*code.Error{code.New(code.NoLeader, "")}
+	stream = consume(t, s, 8)
+	_, err = stream.Receive()
+	require.Equal(t, uint32(code.NoLeader), wireDetail(t, err).Code)
 	require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
 }
