@@ -199,17 +199,22 @@ func (l *Ledger) enchain(e *entry, key []byte) {
 // deadline lasts a lease that was recorded by another process.
 const skewMargin = 1000
 
+// lateGrace is how long a lease that is over is still held by a new ledger: an ack that made it be built comes first. An
+// ack that comes after the run-out was begun does not save the last attempt.
+const lateGrace = 100 * time.Millisecond
+
 // honour takes over a lease that apply has recorded: it lasts to its deadline and the margin, whatever the clocks say no
-// longer than MaxLease. One that is over by then runs out now, and counts.
+// longer than MaxLease. One that is over by then runs out after lateGrace, and counts.
 func (l *Ledger) honour(e *entry, r queue.RecordedLease, now time.Duration, stamp queue.Stamp) {
 	if e.place == placeBlocked {
 		return
 	}
 	e.lease, e.recorded, e.kept = r.Name, true, true
-	e.deadline, e.handed, e.touched = now, now, now
+	left := lateGrace
 	if end := r.Deadline + skewMargin; end > stamp {
-		e.deadline += min(ms(uint64(end-stamp)), MaxLease)
+		left = max(left, min(ms(uint64(end-stamp)), MaxLease))
 	}
+	e.deadline, e.handed, e.touched = now+left, now, now
 	l.hold(e, r.Consumer, now)
 	if l.cfg.SingleActiveConsumer && l.active == nil {
 		l.active = e.consumer

@@ -301,6 +301,25 @@ func TestRanOutWithoutAHome(t *testing.T) {
 	})
 }
 
+// The ack that makes a new home look at the leases is in time for those that are over, the last attempt's, too.
+func TestLateAckOfTheLastAttempt(t *testing.T) {
+	two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+		a, b := r.replicas[0], r.replicas[1]
+		id := serving(t, r, queue.GroupConfig{LeaseMs: 3000, MaxAttempts: 1}, 2)
+		ds := get(t, ka, ReceiveRequest{Max: 2})
+		pass(1100 * time.Millisecond)
+		a.close()
+		pass(time.Hour)
+		r.giveHome(id, b)
+		require.Equal(t, code.OK, ack(t, kb, ds[0].Receipt)[0])
+		pass(time.Second)
+		dead, _, err := b.state.DeadLetters(id, 0, 10, false)
+		require.NoError(t, err)
+		require.Len(t, dead, 1)
+		require.EqualValues(t, 2, dead[0].Address, "nobody settled it")
+	})
+}
+
 // A message has one unresolved Expire entry at a time. What comes while its record is under way waits for that, but an
 // ack, which removes what the record leaves.
 func TestSettledWhileBeingRecorded(t *testing.T) {
