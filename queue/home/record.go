@@ -79,17 +79,20 @@ func (l *Ledger) abandonRecord(e *entry, c code.Code) {
 // extend sets a lease's deadline to d from now, once apply has recorded it. 0 lets the lease run out, which counts.
 func (l *Ledger) extend(r Receipt, d time.Duration, by ref, now time.Duration, stamp queue.Stamp) code.Code {
 	e, c := l.heldBy(r, now)
+	joins := c == code.Skipped && e.then != nil && e.then.extends
 	switch {
-	case c == code.Skipped && e.then != nil && e.then.extends:
-		l.prolong(e.then, d, now, stamp)
-		e.then.join(by)
-		return 0
-	case c != 0:
+	case c != 0 && !joins:
 		return c
 	case stamp == 0:
 		return code.ClockSkew
 	case now+d > e.handed+MaxLease:
 		return code.InvalidArgument
+	case joins && d == 0:
+		return code.Skipped // a failure, and another outcome is under way
+	case joins:
+		l.prolong(e.then, d, now, stamp)
+		e.then.join(by)
+		return 0
 	case d == 0:
 		o := l.fail(e, ranOut, nil, now, stamp)
 		o.runOut = true

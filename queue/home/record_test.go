@@ -349,6 +349,11 @@ func TestSettledWhileBeingRecorded(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, code.Skipped, release(t, k, ds[1].Receipt), "another outcome is under way")
 		require.Equal(t, code.Skipped, ack(t, k, ds[1].Receipt)[0], "for an ack, too")
+		require.Equal(t, code.Skipped, extend(t, k, ds[4].Receipt, 0), "a run-out, beside an extend that waits")
+		require.Equal(t, code.InvalidArgument, extend(t, k, ds[4].Receipt, MaxLease), "one that waits is no way past the bound")
+		a.setClock(0, true)
+		require.Equal(t, code.ClockSkew, extend(t, k, ds[4].Receipt, time.Minute))
+		a.setClock(0, false)
 		joined := extendLater(k, ds[4].Receipt, 2*time.Minute)
 		for _, c := range a.commands() {
 			x, ok := c.(*queue.Expire)
