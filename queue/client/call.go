@@ -159,7 +159,7 @@ func (t *tries) after(ctx context.Context, l *link, e *code.Error) error {
 		return nil
 	}
 	t.avoid = ""
-	if hostBound(e.Code) {
+	if hostBound(t.h.to, e.Code) {
 		t.avoid = l.addr
 		t.c.router.moveOn(l.addr)
 	}
@@ -273,9 +273,12 @@ func (t *tries) timeout(ctx context.Context) time.Duration {
 	return d
 }
 
-// hostBound reports whether c says something about the host that answered, so that another one may do better.
-func hostBound(c code.Code) bool {
+// hostBound reports whether c says something about the host that answered, so that another one may do better. A home without
+// a quorum may be cut off: the others know where the group is by now.
+func hostBound(to route, c code.Code) bool {
 	switch c {
+	case code.QuorumLost:
+		return to.kind == toHome
 	case code.NotOwner, code.NotReplica, code.StaleLeader, code.LeaseExpired, code.StaleGeneration, code.NoLeader,
 		code.ShuttingDown, code.ClockSkew, code.Divergent, code.Unavailable, code.DeadlineExceeded, code.AuthFailed:
 		return true

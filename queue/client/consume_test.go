@@ -221,3 +221,43 @@ func TestUnknownSettleStaysUnknown(t *testing.T) {
 	requireCode(t, s.Err, code.QuorumLost, code.EffectMaybe)
 	require.ErrorContains(t, s.Err, code.StaleOwner.String())
 }
+
+// A home that refuses and knows no other is not the one to ask next: it may be cut off from those that know.
+func TestRefusingHomeIsLeft(t *testing.T) {
+	f := fleetWithQueue(t, 2)
+	c := open(t, quick(f.Addrs()...))
+	ctx, stop := context.WithCancel(within(t, 20*time.Second))
+	defer stop()
+	_, err := c.Publish(ctx, "q", bodies(1)...)
+	require.NoError(t, err)
+	ds, err := c.Receive(ctx, "q", "g", client.ReceiveOptions{})
+	require.NoError(t, err)
+	var mu sync.Mutex
+	asked := map[string][]uint64{}
+	f.SetHook(func(c clienttest.Call) clienttest.Fate {
+		mu.Lock()
+		defer mu.Unlock()
+		asked[c.Procedure] = append(asked[c.Procedure], c.Host)
+		if c.Procedure == "Ack" && c.N == 1 {
+			return clienttest.Fate{Err: code.Maybe(code.QuorumLost, nil, "")}
+		}
+		return clienttest.Fate{}
+	})
+	_, err = c.Ack(ctx, "q", "g", ds[0].Receipt)
+	require.NoError(t, err)
+	require.Equal(t, []uint64{1, 2, 1}, asked["Ack"])
+
+	consumer := open(t, quick(f.Addrs()...))
+	done := make(chan error, 1)
+	go func() {
+		done <- consumer.Consume(ctx, "q", "g", func(context.Context, *client.Delivery) error { return nil }, client.ConsumeOptions{})
+	}()
+	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 1 }, 10*time.Second, time.Millisecond)
+	f.SetHome(0) // nobody knows
+	require.Eventually(t, func() bool { return f.Calls("Consume") > 1 }, 10*time.Second, time.Millisecond)
+	stop()
+	require.NoError(t, <-done)
+	mu.Lock()
+	defer mu.Unlock()
+	require.Equal(t, []uint64{1, 2}, asked["Consume"][:2])
+}

@@ -142,6 +142,9 @@ func (n *lane) once(ctx context.Context) (worked bool, err error) {
 		n.l.c.wantRefresh()
 	} else if n.l.c.router.hint(n.route(), e.HomeAPI, s.link.addr) == "" {
 		n.l.c.router.forget(n.route(), s.link.addr)
+		if hostBound(n.route(), e.Code) {
+			n.l.c.router.moveOn(s.link.addr)
+		}
 	}
 	return worked, e
 }
