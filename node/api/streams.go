@@ -133,7 +133,8 @@ func detailOf(err error) *tierqv1.ErrorDetail {
 	return Detail(asCode(err))
 }
 
-// Consume pushes deliveries and takes settles until the consumer closes its side, the home changes, or the context ends.
+// Consume pushes deliveries and takes settles until the consumer closes its side, the home changes, or the context ends. After a
+// drain it only takes settles.
 func (s streamService) Consume(ctx context.Context, stream *connect.BidiStream[tierqv1.ConsumeRequest, tierqv1.ConsumeResponse]) error {
 	first, err := stream.Receive()
 	if err != nil {
@@ -166,6 +167,7 @@ type consumer struct {
 	draining bool
 	ended    bool
 	unsent   []string // written by push, read when it has ended
+	stopPush context.CancelFunc
 }
 
 // heldMessage takes room from its hand-out until its settle arrives, and is held until that is answered.
@@ -203,22 +205,36 @@ func (c *consumer) run(ctx context.Context) error {
 	}}); err != nil {
 		return err
 	}
+	var pushing context.Context
+	pushing, c.stopPush = context.WithCancel(ctx)
+	defer c.stopPush()
 	pushed := make(chan error, 1)
-	go func() { pushed <- c.push(ctx) }()
+	go func() { pushed <- c.push(pushing) }()
 	read := make(chan error, 1)
 	go func() { read <- c.read(ctx) }()
+	closed := false
 	var err error
 	select {
-	case err = <-pushed: // the home changed, or sending failed
-		cancel()
-		c.end()
+	case err = <-pushed: // the home changed, sending failed, or it drains
+		if err == nil {
+			c.release(c.unsent)
+			c.unsent = nil
+			select { // what is out may still be settled
+			case err = <-read:
+				closed = err == nil
+			case <-ctx.Done():
+			}
+		}
 	case err = <-read: // the consumer closed its side, or broke off
+		closed = err == nil
 		cancel()
 		c.end()
 		<-pushed
-		if err == nil {
-			c.release(slices.Collect(maps.Keys(c.held)))
-		}
+	}
+	cancel()
+	c.end()
+	if closed {
+		c.release(slices.Collect(maps.Keys(c.held)))
 	}
 	c.release(c.unsent)
 	return err
@@ -231,7 +247,7 @@ func (c *consumer) end() {
 	c.room.Broadcast()
 }
 
-// push hands out while the window has room.
+// push hands out while the window has room, until the stream drains or ends.
 func (c *consumer) push(ctx context.Context) error {
 	for {
 		n, b, ok := c.awaitRoom()
@@ -372,6 +388,7 @@ func (c *consumer) read(ctx context.Context) error {
 			c.draining = true
 			c.mu.Unlock()
 			c.room.Broadcast()
+			c.stopPush() // what the long poll brings from now on is given back
 		case req.GetWindow() != nil:
 			if err := c.resize(req.GetWindow()); err != nil {
 				return err

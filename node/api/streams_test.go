@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"sync"
@@ -326,4 +327,53 @@ func TestConsumeOutlastsPauses(t *testing.T) {
 	_, err = stream.Receive()
 	require.Equal(t, uint32(code.NoLeader), wireDetail(t, err).Code)
 	require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
+}
+
+// parked is a shelf whose receives hand out what there is even when their context has ended meanwhile.
+type parked struct {
+	*shelf
+	waiting chan struct{}
+}
+
+func (p *parked) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch, error) {
+	p.mu.Lock()
+	empty := p.next == p.n
+	p.mu.Unlock()
+	if empty {
+		close(p.waiting)
+		<-ctx.Done()
+		p.mu.Lock()
+		p.n++
+		p.mu.Unlock()
+		ctx = context.WithoutCancel(ctx)
+	}
+	return p.shelf.Receive(ctx, r)
+}
+
+// TestConsumeDrains: a drained stream hands out nothing more, gives back what came meanwhile, and still takes settles.
+func TestConsumeDrains(t *testing.T) {
+	s := &parked{newShelf(2), make(chan struct{})}
+	stream := consume(t, s, 8)
+	resp, err := stream.Receive()
+	require.NoError(t, err)
+	got := resp.GetMessages().GetMessages()
+	require.Len(t, got, 2)
+	<-s.waiting
+	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Drain{Drain: true}}))
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return slices.Equal(s.released, []string{"r2"})
+	}, 5*time.Second, time.Millisecond)
+	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: &tierqv1.ConsumeSettle{Id: 1, Kind: "ack", Receipts: []string{got[0].GetReceipt()}}}}))
+	resp, err = stream.Receive()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, resp.GetSettled().GetId())
+	require.NoError(t, stream.CloseRequest())
+	_, err = stream.Receive()
+	require.ErrorIs(t, err, io.EOF)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	require.Equal(t, []string{"r0"}, s.acked)
+	require.Equal(t, []string{"r2", got[1].GetReceipt()}, s.released)
 }
