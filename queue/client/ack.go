@@ -67,13 +67,9 @@ func (a *acker) flushLocked() {
 
 func (a *acker) send(js []*job) {
 	defer a.calls.Done()
-	receipts := make([]string, len(js))
-	for i, j := range js {
-		receipts[i] = j.Receipt
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), a.n.l.o.AckTimeout)
 	defer cancel()
-	rs, _ := a.n.settle(ctx, &settling{kind: "ack"}, receipts)
+	rs, _ := a.n.settle(ctx, &settling{kind: "ack"}, receiptsOf(js))
 	a.n.l.settled(js, rs)
 	for range js {
 		<-a.room

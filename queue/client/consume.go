@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,7 +54,8 @@ type ConsumeOptions struct {
 	Consumer string
 	// NoExtend lets leases run out under a handler, and before one has time. By default a lease is lengthened at its half.
 	NoExtend bool
-	// DrainTimeout is how long handlers may go on when the consumer stops; then their contexts end. Defaults to 30 s.
+	// DrainTimeout is how long handlers may go on when the consumer stops, after which their contexts end, and how long it
+	// tries to give back what no handler has seen. Defaults to 30 s.
 	DrainTimeout time.Duration
 	// AckTimeout bounds one settling call. Defaults to 30 s.
 	AckTimeout time.Duration
@@ -90,7 +92,7 @@ type consumer struct {
 	lanes        []*lane
 	work         chan *job // has room for all that may be leased
 	workers      sync.WaitGroup
-	stopped      <-chan struct{} // what no handler has seen is released
+	stopped      <-chan struct{} // closed before work is: no handler starts any more
 	leases       *leases
 }
 
@@ -126,7 +128,10 @@ func (l *consumer) run(ctx context.Context) error {
 	}
 	err = l.serve(serving, stop)
 	close(l.work)
+	var releasing sync.WaitGroup
+	l.releaseQueued(&releasing)
 	l.drain(cancel)
+	releasing.Wait()
 	for _, n := range l.lanes {
 		n.acks.wait()
 	}
@@ -221,16 +226,51 @@ func worthWaiting(e *code.Error) bool {
 
 func (l *consumer) worker(ctx context.Context) {
 	defer l.workers.Done()
-	for j := range l.work {
+	for {
 		select {
 		case <-l.stopped:
-			l.leases.drop(j)
-			l.settle(j, &settling{kind: "release"})
+			return
 		default:
-			l.handle(ctx, j)
 		}
-		j.lane.free(j)
+		select {
+		case <-l.stopped:
+			return
+		case j, ok := <-l.work:
+			if !ok {
+				return
+			}
+			l.handle(ctx, j)
+			j.lane.free(j)
+		}
 	}
+}
+
+// releaseQueued gives back what no handler will see, all of a lane together and at most for DrainTimeout; what cannot be told
+// by then comes again when its lease runs out. l.work is closed, and the workers take nothing more from it.
+func (l *consumer) releaseQueued(calls *sync.WaitGroup) {
+	queued := map[*lane][]*job{}
+	for j := range l.work {
+		l.leases.drop(j)
+		queued[j.lane] = append(queued[j.lane], j)
+	}
+	for n, js := range queued {
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), l.o.DrainTimeout)
+			defer cancel()
+			for some := range slices.Chunk(js, maxReceipts) {
+				rs, _ := n.settle(ctx, &settling{kind: "release"}, receiptsOf(some))
+				l.settled(some, rs)
+			}
+		})
+	}
+}
+
+func receiptsOf(js []*job) []string {
+	out := make([]string, len(js))
+	for i, j := range js {
+		out[i] = j.Receipt
+	}
+	return out
 }
 
 // handle runs the handler and settles the message by what it returned.

@@ -125,11 +125,12 @@ func TestConsumeStopsClean(t *testing.T) {
 	<-started
 	require.Eventually(t, func() bool { leased, _ := f.Outstanding("q", "g"); return leased == 5 }, 10*time.Second, time.Millisecond)
 	stop()
+	require.Eventually(t, func() bool { leased, _ := f.Outstanding("q", "g"); return leased == 1 }, 10*time.Second, time.Millisecond, "they do not wait for the handler")
 	close(finish)
 	require.NoError(t, <-done)
 	leased, acked := f.Outstanding("q", "g")
 	require.Equal(t, []int{0, 1}, []int{leased, acked})
-	require.Equal(t, 4, f.Calls("Release"))
+	require.Equal(t, 1, f.Calls("Release"), "four in one call")
 	require.Zero(t, f.Waiting("q", "g"))
 }
 
@@ -260,4 +261,31 @@ func TestRefusingHomeIsLeft(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	require.Equal(t, []uint64{1, 2}, asked["Consume"][:2])
+}
+
+// A stop does not wait long for a fleet that takes no release: all that is queued shares one DrainTimeout.
+func TestConsumeStopsWithoutFleet(t *testing.T) {
+	f := fleetWithQueue(t, 1)
+	c := open(t, quick(f.Addrs()...))
+	ctx, stop := context.WithCancel(within(t, 20*time.Second))
+	defer stop()
+	_, err := c.Publish(ctx, "q", bodies(50)...)
+	require.NoError(t, err)
+	started, finish := make(chan struct{}), make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		done <- c.Consume(ctx, "q", "g", func(context.Context, *client.Delivery) error {
+			close(started)
+			<-finish
+			return nil
+		}, client.ConsumeOptions{MaxInFlight: 50, DrainTimeout: 300 * time.Millisecond, AckTimeout: 300 * time.Millisecond})
+	}()
+	<-started
+	require.Eventually(t, func() bool { leased, _ := f.Outstanding("q", "g"); return leased == 50 }, 10*time.Second, time.Millisecond)
+	f.Stop(1)
+	began := time.Now()
+	stop()
+	close(finish)
+	require.NoError(t, <-done)
+	require.Less(t, time.Since(began), 5*time.Second)
 }

@@ -111,7 +111,7 @@ func (k *leases) dueBy(t time.Time) map[leaseGroup][]*job {
 	out := map[leaseGroup][]*job{}
 	for j := range k.held {
 		g := leaseGroup{j.lane, j.Lease}
-		if j.due.After(t.Add(j.Lease/together)) || len(out[g]) == maxExtend {
+		if j.due.After(t.Add(j.Lease/together)) || len(out[g]) == maxReceipts {
 			continue
 		}
 		out[g] = append(out[g], j)
@@ -120,8 +120,8 @@ func (k *leases) dueBy(t time.Time) map[leaseGroup][]*job {
 	return out
 }
 
-// maxExtend bounds the receipts of one extend.
-const maxExtend = 1000
+// maxReceipts bounds the receipts of one settling call.
+const maxReceipts = 1000
 
 type leaseGroup struct {
 	lane  *lane
@@ -134,11 +134,7 @@ func (k *leases) extend(ctx context.Context, due map[leaseGroup][]*job) {
 		all.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, g.lease/2)
 			defer cancel()
-			receipts := make([]string, len(js))
-			for i, j := range js {
-				receipts[i] = j.Receipt
-			}
-			rs, _ := g.lane.settle(ctx, &settling{kind: "extend", lease: g.lease}, receipts)
+			rs, _ := g.lane.settle(ctx, &settling{kind: "extend", lease: g.lease}, receiptsOf(js))
 			k.extended(js, rs)
 		})
 	}
