@@ -40,7 +40,8 @@ type Claimed struct {
 	Deliveries []Delivery
 	// Dead counts the messages that had no attempt left: they are dead letters.
 	Dead int
-	// Skipped counts those that were settled or purged in the same moment, or for which the claimer had no room any more.
+	// Skipped counts those that were settled or purged in the same moment, for which the claimer had no room any more, or
+	// whose group was being moved: these are ready at its new home, and have counted an attempt.
 	Skipped int
 }
 
@@ -271,8 +272,9 @@ func (l *Ledger) claimed(o *op, r queue.ExpireResult, now time.Duration, stamp q
 	l.counters.failed++
 	l.unhold(e)
 	e.forget()
-	if len(o.refs) == 0 {
+	if len(o.refs) == 0 || l.leaving { // while the group is being moved no delivery starts
 		l.requeue(e, 0)
+		resolveAll(o.refs, plain(code.Skipped))
 		return nil
 	}
 	if l.claimRoom(o.claim.consumer) == 0 { // it has received meanwhile

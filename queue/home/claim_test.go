@@ -175,3 +175,25 @@ func TestClaimRefusals(t *testing.T) {
 		require.Equal(t, code.NotOwner, refusal(t, err))
 	})
 }
+
+// A claim that is answered while its group is being moved gives the message to nobody: it is ready at the new home.
+func TestClaimDuringAMove(t *testing.T) {
+	two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+		a, b := r.replicas[0], r.replicas[1]
+		serving(t, r, queue.GroupConfig{}, 1)
+		get(t, ka, ReceiveRequest{Consumer: "gone"})
+		r.setDelay(100 * time.Millisecond)
+		claimed := make(chan Claimed, 1)
+		go func() {
+			c, _ := ka.ClaimIdle(within(time.Second), "g", ClaimRequest{Consumer: "new"})
+			claimed <- c
+		}()
+		synctest.Wait()
+		require.NoError(t, ka.Move(within(5*time.Second), "g", b.id))
+		require.Equal(t, Claimed{Skipped: 1}, <-claimed)
+		require.Empty(t, entries(a, queue.ExpireLease), "a lease that nobody holds was recorded")
+		again := get(t, kb, ReceiveRequest{Wait: 5 * time.Second})
+		require.Equal(t, []int{1}, bodies(again))
+		require.EqualValues(t, 2, again[0].Attempt)
+	})
+}
