@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -461,7 +462,7 @@ func (b *batch) leftLocked() int {
 // refusedLocked deals with a request that was refused or failed as a whole.
 func (s *stream) refusedLocked(b *batch, sent []*item, e *code.Error) time.Duration {
 	switch {
-	case e.Code == code.SeqGap && e.Effect == code.EffectNone:
+	case isGap(e):
 		return s.gapLocked(b, sent, e)
 	case e.Code == code.ProducerEpochStale && s.mayRegisterLocked():
 		s.reenterLocked()
@@ -482,6 +483,13 @@ func (s *stream) refusedLocked(b *batch, sent []*item, e *code.Error) time.Durat
 		s.failLocked(b.items, e)
 	}
 	return 0
+}
+
+// isGap reports whether the last try was refused for a gap. An earlier one that may have been applied, which tryFailed has
+// noted, does not make the gap go away: had it been, its repeat would have been answered as one.
+func isGap(e *code.Error) bool {
+	var last *code.Error
+	return e.Code == code.SeqGap || (errors.As(e.Cause, &last) && last.Code == code.SeqGap)
 }
 
 // blamesOne reports whether one message of a request can be what the whole was refused for.
