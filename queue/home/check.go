@@ -45,6 +45,8 @@ func (l *Ledger) checkEntry(a queue.Address, e *entry) error {
 		return fail("something waits for nothing")
 	case l.ages.holds(e) != (e.place == placeLeased && !e.kept):
 		return fail("leased without a record, and not among the ages, or among them and not")
+	case e.newer != nil && e.newer.handed < e.handed:
+		return fail("among the ages before a lease that was handed out earlier")
 	case e.kept && (!e.recorded || e.lease.Number == 0):
 		return fail("recorded without a proposal, or without a name")
 	case !e.resolved() != (e.place == placeBusy):

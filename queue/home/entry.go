@@ -98,15 +98,23 @@ func (a *ages) add(e *entry) {
 	a.newest = e
 }
 
-// addFirst puts back a lease that was taken out.
-func (a *ages) addFirst(e *entry) {
-	e.older, e.newer = nil, a.oldest
-	if a.oldest == nil {
-		a.newest = e
-	} else {
-		a.oldest.older = e
+// putBack puts a lease that was taken out where it was: behind those that were handed out before it, mostly few.
+func (a *ages) putBack(e *entry) {
+	next := a.oldest
+	for next != nil && next.handed < e.handed {
+		next = next.newer
 	}
-	a.oldest = e
+	if next == nil {
+		a.add(e)
+		return
+	}
+	e.older, e.newer = next.older, next
+	if next.older == nil {
+		a.oldest = e
+	} else {
+		next.older.newer = e
+	}
+	next.older = e
 }
 
 func (a *ages) holds(e *entry) bool { return a.oldest == e || e.older != nil }

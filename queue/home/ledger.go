@@ -53,7 +53,7 @@ func (m *marks) noteLast(a queue.Address) {
 //     lease; with either it gets no lease and its lease does not run out.
 //  3. Of one key at most one message is leased or ready, and it is the first tracked one.
 //  4. leased and every consumer's held are the numbers of live leases.
-//  5. A lease without a record is among the ages, unless a command for its message is unresolved.
+//  5. A lease without a record is among the ages, in order of hand-out, unless a command for its message is unresolved.
 //  6. Every unfinished message below scan is tracked, was passed by the straggler scan's rules, or is in the delayed
 //     index above the due cursor.
 type Ledger struct {
@@ -222,11 +222,11 @@ func (l *Ledger) honour(e *entry, r queue.RecordedLease, now time.Duration, stam
 	l.lease(e)
 }
 
-// lease puts a live lease into the heap of deadlines; one without a record is to get it first of all.
+// lease puts a live lease into the heap of deadlines; one without a record is to get it when it is old enough.
 func (l *Ledger) lease(e *entry) {
 	l.leases.push(e)
 	if !e.kept {
-		l.ages.addFirst(e)
+		l.ages.putBack(e)
 	}
 }
 

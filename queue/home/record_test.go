@@ -410,6 +410,27 @@ func TestRunsOutWhileBeingRecorded(t *testing.T) {
 	})
 }
 
+// A young lease that is put back, its nack not queued, does not hide the older ones from being recorded.
+func TestLeasesArePutBackInOrder(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		a := r.replicas[0]
+		serving(t, r, queue.GroupConfig{}, 3)
+		get(t, k, ReceiveRequest{})
+		pass(300 * time.Millisecond)
+		middle := get(t, k, ReceiveRequest{})[0]
+		pass(300 * time.Millisecond)
+		get(t, k, ReceiveRequest{})
+		a.setFate(func(queue.Command) fate { return fateRefuse })
+		_, err := k.Nack(within(100*time.Millisecond), "g", []NackItem{{Receipt: middle.Receipt}})
+		require.NoError(t, err)
+		a.setFate(nil)
+		for n := range 3 {
+			pass(350 * time.Millisecond)
+			require.Len(t, entries(a, queue.ExpireLease), n+1)
+		}
+	})
+}
+
 // An ack whose command overtakes the record, and a record that overtakes the ack: the message is finished.
 func TestAckBesideItsRecord(t *testing.T) {
 	for _, ackFirst := range []bool{true, false} {
