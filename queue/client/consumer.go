@@ -279,7 +279,12 @@ func (c *Client) receiveAround(ctx context.Context, queue, group string, o Recei
 			}
 		}
 		switch {
+		case time.Since(began) < wait && ctx.Err() == nil && answered:
 		case time.Since(began) < wait && ctx.Err() == nil:
+			// Some refusals come at once, such as that too many wait already.
+			if c.sleep(ctx, min(c.retryPause(round, codeOf(failed)), wait-time.Since(began))) != nil {
+				return nil, failed
+			}
 		case answered:
 			return nil, nil
 		default:

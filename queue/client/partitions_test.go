@@ -361,3 +361,20 @@ func TestReceiveGoesAround(t *testing.T) {
 	_, err = c.Ack(ctx, "q", "g", ds[0].Receipt, ds[1].Receipt)
 	require.NoError(t, err)
 }
+
+// Homes that refuse a receive at once are asked again after a pause, not at full speed.
+func TestReceiveAroundPauses(t *testing.T) {
+	f := partitioned(t, 2)
+	o := quick(f.Addrs()...)
+	o.RetryBase, o.RetryCap, o.Rand = 100*time.Millisecond, 100*time.Millisecond, func() float64 { return 0.9 }
+	c := open(t, o)
+	f.SetHook(func(c clienttest.Call) clienttest.Fate {
+		if c.Procedure == "Receive" {
+			return clienttest.Fate{Err: code.New(code.MaxWaitingPulls, "")}
+		}
+		return clienttest.Fate{}
+	})
+	_, err := c.Receive(within(t, 10*time.Second), "q", "g", client.ReceiveOptions{Wait: 300 * time.Millisecond})
+	requireCode(t, err, code.MaxWaitingPulls, code.EffectNone)
+	require.LessOrEqual(t, f.Calls("Receive"), 2*6, "a round takes 90 ms")
+}
