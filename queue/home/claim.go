@@ -221,6 +221,9 @@ func (l *Ledger) idleLeases(t take, minIdle, now time.Duration) ([]*entry, error
 			break
 		}
 	}
+	if !l.mayReplace(t, idle[:n]) { // another's leases, or the bytes, have left too little room
+		return nil, nil
+	}
 	return idle[:n], nil
 }
 
@@ -237,11 +240,15 @@ func (l *Ledger) claimRoom(name string) int {
 }
 
 // mayReplace says whether a consumer may claim at all: with a single active consumer it is the active one, or takes
-// over everything that the active one holds.
+// over everything that the active one holds, one claim at a time.
 func (l *Ledger) mayReplace(t take, idle []*entry) bool {
 	a := l.active
 	switch {
-	case !l.cfg.SingleActiveConsumer || a == nil || a.name == t.consumer:
+	case !l.cfg.SingleActiveConsumer:
+		return true
+	case l.replacing():
+		return false
+	case a == nil || a.name == t.consumer:
 		return true
 	case len(idle) < a.held || t.max < a.held || l.claimRoom(t.consumer) < a.held:
 		return false
@@ -257,12 +264,24 @@ func (l *Ledger) mayReplace(t take, idle []*entry) bool {
 
 // claim begins to take a message from its holder. Without an attempt left it becomes a dead letter.
 func (l *Ledger) claim(e *entry, t take, now time.Duration) *op {
+	from := e.consumer.name
+	var o *op
 	if attempts := e.attempts + 1; attempts >= l.cfg.MaxAttempts {
-		return l.decide(e, queue.ExpireEntry{Kind: queue.ExpireDead, Attempts: attempts, Reason: claimReason}, now)
+		o = l.decide(e, queue.ExpireEntry{Kind: queue.ExpireDead, Attempts: attempts, Reason: claimReason}, now)
+	} else {
+		o = l.decide(e, queue.ExpireEntry{Kind: queue.ExpireClaim}, now)
+		o.claim = &claimant{take: t}
 	}
-	o := l.decide(e, queue.ExpireEntry{Kind: queue.ExpireClaim}, now)
-	o.claim = &claimant{take: t}
+	if l.cfg.SingleActiveConsumer && from != t.consumer {
+		l.claims = append(l.claims, o)
+	}
 	return o
+}
+
+// replacing says whether a claim that makes another consumer the single active one is unanswered.
+func (l *Ledger) replacing() bool {
+	l.claims = slices.DeleteFunc(l.claims, func(o *op) bool { return o.e.exp != o })
+	return len(l.claims) > 0
 }
 
 // claimed takes an applied claim: the old lease is over, and the claimer gets a new one, if it is still there.

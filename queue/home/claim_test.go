@@ -197,3 +197,35 @@ func TestClaimDuringAMove(t *testing.T) {
 		require.EqualValues(t, 2, again[0].Attempt)
 	})
 }
+
+// A claim takes the place of a single active consumer as a whole or not at all: not for as much as the bytes allow, and
+// not while the active one goes on receiving.
+func TestClaimMakesNoSecondActiveConsumer(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		a := r.replicas[0]
+		serving(t, r, queue.GroupConfig{SingleActiveConsumer: true, MaxAttempts: 10}, 0)
+		r.send(4, func(m *queue.Message) { m.Body = make([]byte, 100) })
+		require.Len(t, get(t, k, ReceiveRequest{Max: 2, Consumer: "active"}), 2)
+		require.Empty(t, claim(t, k, ClaimRequest{Max: 5, MaxBytes: 150, Consumer: "other"}).Deliveries, "one of two")
+		require.Empty(t, entries(a, queue.ExpireClaim))
+		r.setDelay(100 * time.Millisecond)
+		claimed := make(chan Claimed, 1)
+		go func() {
+			c, _ := k.ClaimIdle(within(time.Second), "g", ClaimRequest{Max: 5, Consumer: "other"})
+			claimed <- c
+		}()
+		synctest.Wait()
+		parked := receiveLater(k, ReceiveRequest{Consumer: "active", Wait: time.Second})
+		require.Empty(t, get(t, k, ReceiveRequest{Consumer: "active"}), "it may be replaced in the next moment")
+		require.Len(t, (<-claimed).Deliveries, 2)
+		require.Empty(t, (<-parked).ds)
+		require.Len(t, get(t, k, ReceiveRequest{Consumer: "other"}), 1)
+
+		// A claim that came to nothing leaves the place to the active one, at once.
+		a.setFate(func(queue.Command) fate { return fateRefuse })
+		_, err := k.ClaimIdle(within(500*time.Millisecond), "g", ClaimRequest{Max: 5, Consumer: "third"})
+		require.Error(t, err)
+		a.setFate(nil)
+		require.Len(t, get(t, k, ReceiveRequest{Consumer: "other"}), 1)
+	})
+}

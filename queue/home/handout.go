@@ -89,12 +89,16 @@ func (l *Ledger) room(name string) (int, hindrance) {
 	return room, limited
 }
 
-// elect says whether a consumer may receive: with a single active consumer only the active one. Another takes its
-// place when it holds nothing and has not been heard of for a while.
+// elect says whether a consumer may receive: with a single active consumer only the active one, and nobody while a
+// claim may take its place. Another takes it when it holds nothing and has not been heard of for a while.
 func (l *Ledger) elect(name string, now time.Duration) bool {
 	if !l.cfg.SingleActiveConsumer {
 		l.retire()
 		return true
+	}
+	if l.replacing() {
+		l.touch(name, now)
+		return false
 	}
 	c := l.consumer(name, now)
 	if a := l.active; a != nil && a != c {

@@ -81,6 +81,7 @@ type Ledger struct {
 	leased   int
 	holders  map[string]*consumer
 	active   *consumer // single active consumer
+	claims   []*op     // those that take its place; answered ones are removed when it matters
 	acks     batcher
 	expires  batcher
 	counters counters
