@@ -258,7 +258,7 @@ func nextKey(cursors ...*keyCursor) Address {
 
 func (k *housekeeper) reclaimable(w *wants, a Address, parked bool, h *messageHead) bool {
 	if h.expiresAt != 0 && h.expiresAt <= k.now {
-		return !w.held(a)
+		return !w.held(a, k.now)
 	}
 	return parked && k.meta.Options.Mode == ModeWork && len(k.groups) > 0 && !w.any(a)
 }
@@ -297,11 +297,18 @@ func (w *wants) any(a Address) bool {
 	return false
 }
 
-// held says whether a message is a dead letter or leased somewhere, so that expiry must leave it.
-func (w *wants) held(a Address) bool {
+// held says whether a message is a dead letter, or leased at a time, somewhere, so that expiry must leave it.
+func (w *wants) held(a Address, now Stamp) bool {
 	for i := range w.dead {
-		if w.dead[i].has(a) || w.leases[i].has(a) {
+		if w.dead[i].has(a) {
 			return true
+		}
+		if w.leases[i].has(a) {
+			l, err := readLease(w.leases[i].value())
+			check(err)
+			if l.Deadline > now {
+				return true
+			}
 		}
 	}
 	return false

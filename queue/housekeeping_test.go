@@ -69,6 +69,23 @@ func TestChoresNoticeExpiryAfterALookWithoutAny(t *testing.T) {
 	m.RequireSame()
 }
 
+// TestChoresExpireWhatIsLeasedNoMore: a recorded lease keeps an expired message until its deadline, and no longer.
+func TestChoresExpireWhatIsLeasedNoMore(t *testing.T) {
+	m := queuetest.New(t)
+	g := create(t, m, "g", queue.Start{})
+	c := publish(t0, "a")
+	c.Publishes[0].Messages[0].ExpiresAt = t0 + 10
+	m.Do(c)
+	m.Do(&queue.Expire{Stamp: t0, Group: g, Epoch: 1, Entries: []queue.ExpireEntry{{
+		Kind: queue.ExpireLease, Address: 1, Lease: queue.LeaseName{Epoch: 1, Number: 1}, Deadline: t0 + 100,
+	}}})
+	settle(t, m, t0+99)
+	require.EqualValues(t, 1, m.Meta().Counters.Messages)
+	settle(t, m, t0+100)
+	require.Zero(t, m.Meta().Counters.Messages)
+	m.RequireSame()
+}
+
 // TestChoresTakeWhatADeletedGroupLeft: parked messages that only a deleted group wanted go.
 func TestChoresTakeWhatADeletedGroupLeft(t *testing.T) {
 	m := queuetest.New(t)
