@@ -95,8 +95,8 @@ func (c *Client) placerOf(queue string) *placer {
 func (l *placer) add(p *publish, msgs []Message) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.partitions.Load() != 0 || p.opts.Partition != nil {
-		l.placeLocked(p, msgs)
+	if n := l.partitions.Load(); n != 0 || p.opts.Partition != nil { // a stream may forget it at any time
+		l.placeLocked(p, msgs, n)
 		return
 	}
 	l.waiting = append(l.waiting, placing{p, msgs})
@@ -142,7 +142,7 @@ func (l *placer) asked(at located, err error) bool {
 	if err == nil {
 		l.partitions.Store(at.partitions)
 		for _, w := range list {
-			l.placeLocked(w.p, w.msgs)
+			l.placeLocked(w.p, w.msgs, at.partitions)
 		}
 		l.asking = false
 		return true
@@ -186,9 +186,9 @@ func (l *placer) abandon(p *publish, e *code.Error) bool {
 	return false
 }
 
-// placeLocked gives p's messages to the streams of their partitions, or fails p whole.
-func (l *placer) placeLocked(p *publish, msgs []Message) {
-	to, e := l.chooseLocked(p, msgs, max(l.partitions.Load(), 1))
+// placeLocked gives p's messages to the streams of their partitions, n in all, or fails p whole. n may be 0 if p names its own.
+func (l *placer) placeLocked(p *publish, msgs []Message, n uint32) {
+	to, e := l.chooseLocked(p, msgs, n)
 	var streams []*stream
 	if e == nil {
 		streams, e = l.streamsOf(to)
