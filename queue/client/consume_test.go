@@ -289,3 +289,42 @@ func TestConsumeStopsWithoutFleet(t *testing.T) {
 	require.NoError(t, <-done)
 	require.Less(t, time.Since(began), 5*time.Second)
 }
+
+// An extend that is not answered does not hold up those of other homes.
+func TestExtendsDoNotWaitForEachOther(t *testing.T) {
+	f := partitioned(t, 2)
+	o := quick(f.Addrs()...)
+	clock := newSteppedClock()
+	o.Clock = clock
+	c := open(t, o)
+	ctx, stop := context.WithCancel(within(t, 20*time.Second))
+	defer stop()
+	for p := range uint32(2) {
+		_, err := c.PublishWith(ctx, "q", client.PublishOptions{Partition: &p}, bodies(1)...)
+		require.NoError(t, err)
+	}
+	started, gate := make(chan struct{}), make(chan struct{})
+	f.SetHook(func(c clienttest.Call) clienttest.Fate {
+		if c.Procedure == "Extend" && c.Host == 2 {
+			return clienttest.Fate{Hold: gate}
+		}
+		return clienttest.Fate{}
+	})
+	done := make(chan error, 1)
+	go func() {
+		done <- c.Consume(ctx, "q", "g", func(context.Context, *client.Delivery) error {
+			started <- struct{}{}
+			<-gate
+			return nil
+		}, client.ConsumeOptions{Concurrency: 2})
+	}()
+	<-started
+	<-started
+	clock.fire()
+	require.Eventually(t, func() bool { return f.Calls("Extend") == 2 }, 10*time.Second, time.Millisecond)
+	clock.fire()
+	require.Eventually(t, func() bool { return f.Calls("Extend") == 3 }, 10*time.Second, time.Millisecond)
+	close(gate)
+	stop()
+	require.NoError(t, <-done)
+}

@@ -11,10 +11,12 @@ import (
 )
 
 // leases lengthens the leases of what a consumer holds, at the half of each, whether a handler works on it or it waits for
-// one. One goroutine does it for all; an extend carries all receipts of a partition that are due together.
+// one. One goroutine keeps the time for all; an extend carries all receipts of a partition that are due together, and one that
+// is not answered holds up no other.
 type leases struct {
-	l    *consumer
-	wake chan struct{}
+	l     *consumer
+	wake  chan struct{}
+	calls sync.WaitGroup
 
 	mu    sync.Mutex
 	held  map[*job]struct{}
@@ -49,10 +51,7 @@ func (k *leases) add(j *job) {
 	j.due = k.l.c.opts.Clock.Now().Add(j.Lease / 2)
 	k.held[j] = struct{}{}
 	if k.first.IsZero() || j.due.Before(k.first) {
-		select {
-		case k.wake <- struct{}{}:
-		default:
-		}
+		k.look()
 	}
 }
 
@@ -72,6 +71,7 @@ func (k *leases) drop(j *job) {
 }
 
 func (k *leases) run(ctx context.Context) {
+	defer k.calls.Wait()
 	for {
 		due := k.next()
 		var timer <-chan time.Time
@@ -129,16 +129,23 @@ type leaseGroup struct {
 }
 
 func (k *leases) extend(ctx context.Context, due map[leaseGroup][]*job) {
-	var all sync.WaitGroup
 	for g, js := range due {
-		all.Go(func() {
+		k.calls.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, g.lease/2)
 			defer cancel()
 			rs, _ := g.lane.settle(ctx, &settling{kind: "extend", lease: g.lease}, receiptsOf(js))
 			k.extended(js, rs)
+			k.look()
 		})
 	}
-	all.Wait()
+}
+
+// look makes the goroutine find out anew what it waits for.
+func (k *leases) look() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
 }
 
 // extended notes the answers: a lease that is lost ends its handler's context.
