@@ -16,6 +16,8 @@ const (
 	forgetEvery = 10 * time.Minute
 	// forgetBatch bounds how many outboxes one look treats.
 	forgetBatch = queue.MaxHousekeeping
+	// goneTimeout bounds the look at one source: one without a quorum must not use up the round of a shard that has one.
+	goneTimeout = 400 * time.Millisecond
 )
 
 // outboxReader is the part of the state that knows the dead-letter outboxes; *queue.QueueStateMachine is one.
@@ -87,8 +89,13 @@ func (n *Node) Gone(ctx context.Context, shard uint64, groups []queue.GroupID) [
 	n.mu.RLock()
 	d := n.desks[shard]
 	n.mu.RUnlock()
-	if d == nil || d.raft.ReadIndex(ctx) != nil {
+	if d == nil {
 		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, goneTimeout)
+	defer cancel()
+	if d.raft.ReadIndex(ctx) != nil {
+		return nil // that cannot be told now: the next look asks again
 	}
 	return slices.DeleteFunc(slices.Clone(groups), func(id queue.GroupID) bool {
 		_, ok := d.reader.Group(id)
