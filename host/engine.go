@@ -245,7 +245,7 @@ func (h *RaftHost) Drain(ctx context.Context) (led int) {
 		slots <- struct{}{}
 		tasks.Go(func() {
 			defer func() { <-slots }()
-			if to := h.successor(run); to == 0 || h.handOver(ctx, run, to) != nil {
+			if to := h.successor(run); to == 0 || h.handOver(ctx, run, to, handOvers) != nil {
 				failed.Add(1)
 			}
 		})
@@ -256,7 +256,7 @@ func (h *RaftHost) Drain(ctx context.Context) (led int) {
 }
 
 // HandOver hands the leadership of a shard that this host leads to another full replica, with no proposals on the way: those that
-// come meanwhile are refused for a moment. An error leaves this host, or nobody known, in the lead.
+// come meanwhile are refused for a moment, of one attempt. An error leaves this host, or nobody known, in the lead.
 func (h *RaftHost) HandOver(ctx context.Context, shard uint64, to queue.ReplicaID) error {
 	run, err := h.running(shard)
 	if err != nil {
@@ -265,7 +265,7 @@ func (h *RaftHost) HandOver(ctx context.Context, shard uint64, to queue.ReplicaI
 	if leader, _ := h.ownLeader(shard); leader != run.id {
 		return code.New(code.StaleLeader, "this host does not lead shard %d", shard)
 	}
-	return h.handOver(ctx, run, to)
+	return h.handOver(ctx, run, to, 1)
 }
 
 const (
@@ -280,12 +280,12 @@ const (
 // handOver transfers one shard's leadership, with no proposals on the way. The engine's transfer is one message, and the replica
 // that gets it ignores it while it has committed entries that it has not applied: under load, nearly always. The old leader
 // would then refuse every proposal for a whole election timeout, and lead on.
-func (h *RaftHost) handOver(ctx context.Context, run *running, to queue.ReplicaID) error {
+func (h *RaftHost) handOver(ctx context.Context, run *running, to queue.ReplicaID, attempts int) error {
 	h.gate.hold(run.shard)
 	defer h.gate.free(run.shard)
 	h.awaitQuiet(ctx, run)
 	var err error
-	for range handOvers {
+	for range attempts {
 		attempt, cancel := context.WithTimeout(ctx, time.Duration(h.cfg.ElectionTicks+4)*h.cfg.RTT)
 		err = h.TransferLeader(attempt, run.shard, to)
 		cancel()

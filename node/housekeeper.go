@@ -43,7 +43,7 @@ func (d *desk) housekeep(ctx context.Context) {
 		if d.leads() {
 			k.round(ctx)
 		} else {
-			k.balance = balance{}
+			k.follow(time.Now())
 		}
 	}
 }
@@ -73,6 +73,7 @@ type noChores struct{}
 func (noChores) Chores(queue.Stamp, queue.Address) (queue.Chores, error) { return queue.Chores{}, nil }
 
 func (k *housekeeper) round(ctx context.Context) {
+	k.handOver(ctx, time.Now())
 	ctx, cancel := context.WithTimeout(ctx, proposeTimeout)
 	defer cancel()
 	if !k.configured.Load() {
@@ -86,7 +87,6 @@ func (k *housekeeper) round(ctx context.Context) {
 	k.replaceHomes(ctx)
 	k.chores(ctx)
 	k.forget(ctx)
-	k.handOver(ctx)
 }
 
 // replaceHomes proposes a new home for every group whose home's host is silent or gone.

@@ -481,6 +481,18 @@ func (r hostRaft) HandOver(ctx context.Context, to queue.ReplicaID) error {
 	return r.h.HandOver(ctx, r.shard, to)
 }
 
+// Voter implements leaderMover. The catalog does not tell who of those that were born without a vote has been given one: they wait
+// for an election.
+func (r hostRaft) Voter(to queue.ReplicaID) (last, applied queue.Index, ok bool) {
+	p, _ := r.h.Catalog().Placement(r.shard)
+	c, ok := p.Replica(to)
+	if !ok || c.Birth != catalog.BirthInitial || c.State != catalog.ReplicaStarted {
+		return 0, 0, false
+	}
+	report, ok := r.h.Peers().Reported(c.HostID, r.shard)
+	return queue.Index(report.LastIndex), queue.Index(report.Applied), ok && report.Replica == uint64(to)
+}
+
 func (r hostRaft) InSync() int { return r.h.InSync(r.shard) }
 
 func (r hostRaft) LowSpace() uint64 { return r.h.LowSpace(r.shard) }
