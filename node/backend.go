@@ -197,13 +197,28 @@ func (n *Node) DescribeQueue(ctx context.Context, name string, p api.Partition) 
 		return api.QueueInfo{}, err
 	}
 	// A partition without a leader is still described, as this host last saw it.
-	_ = d.raft.ReadIndex(ctx)
+	d.freshen(ctx)
 	info := n.queueInfo(q)
 	meta, groups := d.reader.ReadStats()
 	info.HasState = true
 	info.Messages, info.Bytes, info.Delayed, info.Last = meta.Counters.Messages, meta.Counters.Bytes, meta.Counters.Delayed, meta.Last
 	info.Groups = n.groupInfos(q.Name, d, groups)
 	return info, nil
+}
+
+// freshenTimeout bounds a read barrier that the answer does not depend on.
+const freshenTimeout = time.Second
+
+// freshen is a read barrier if there is a leader to give one. It leaves half of the time that is left for the answer: one partition
+// without a leader must not cost the caller those of all.
+func (d *desk) freshen(ctx context.Context) {
+	wait := freshenTimeout
+	if end, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(end)/2)
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	_ = d.raft.ReadIndex(ctx)
 }
 
 // LocateQueue implements api.Backend.
@@ -667,7 +682,7 @@ func (n *Node) Digest(ctx context.Context, name string, partition uint32) (api.R
 		return api.ReplicaDigest{}, n.toClient(err)
 	}
 	// Best effort: without a quorum the digest at the local applied index is still of use.
-	_ = d.raft.ReadIndex(ctx)
+	d.freshen(ctx)
 	index, sum, err := d.reader.Digest()
 	if err != nil {
 		return api.ReplicaDigest{}, code.New(code.Internal, "the digest cannot be read: see the host's log")

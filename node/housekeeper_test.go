@@ -141,6 +141,28 @@ func TestDeskHostPrefersTheLeaders(t *testing.T) {
 	require.Zero(t, deskHost(replicas, 1, 9, alive(1, 2, 3)))
 }
 
+// deadlineRaft has no leader: it notes until when a read barrier would have waited.
+type deadlineRaft struct {
+	raft
+	until time.Time
+}
+
+func (r *deadlineRaft) ReadIndex(ctx context.Context) error {
+	r.until, _ = ctx.Deadline()
+	return code.New(code.NoLeader, "")
+}
+
+func TestFreshenLeavesTimeForTheAnswer(t *testing.T) {
+	for left, want := range map[time.Duration]time.Duration{time.Hour: freshenTimeout, time.Second: time.Second / 2} {
+		r := &deadlineRaft{}
+		now := time.Now()
+		ctx, cancel := context.WithDeadline(t.Context(), now.Add(left))
+		(&desk{raft: r}).freshen(ctx)
+		cancel()
+		require.WithinDuration(t, now.Add(want), r.until, 250*time.Millisecond)
+	}
+}
+
 // TestEmptyLongPollWithoutLeader: a home that may be cut off sends its consumers elsewhere.
 func TestEmptyLongPollWithoutLeader(t *testing.T) {
 	d := &desk{raft: fakeRaft{}}
