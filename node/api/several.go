@@ -287,9 +287,7 @@ func (s groupService) receiveAny(ctx context.Context, r Receive, q *QueueInfo) (
 	}
 	a := &anyReceive{s: s, r: r, out: &tierqv1.ReceiveResponse{}}
 	n := uint32(len(q.Partitions))
-	for i, first := uint32(0), s.turns.next(q); i < n && len(a.out.Messages) < r.Max; i++ {
-		a.look(ctx, (first+i)%n)
-	}
+	a.lookAround(ctx, s.turns.next(q), n)
 	switch {
 	case len(a.out.Messages) > 0 || r.Wait == 0 && len(a.here) > 0:
 	case len(a.here) == 0:
@@ -305,11 +303,11 @@ func (s groupService) receiveAny(ctx context.Context, r Receive, q *QueueInfo) (
 
 // anyReceive is one receive over the partitions that are served here.
 type anyReceive struct {
-	s    groupService
-	r    Receive
-	here []uint32
+	s groupService
+	r Receive
 
 	mu     sync.Mutex
+	here   []uint32
 	out    *tierqv1.ReceiveResponse
 	failed error
 }
@@ -320,22 +318,65 @@ func (a *anyReceive) of(p uint32) Receive {
 	return one
 }
 
-// look takes what one partition has ready.
+// lookPatience is how long a look at one partition holds up the next: one whose home waits for a quorum answers late.
+const lookPatience = 20 * time.Millisecond
+
+// lookAround looks at n partitions, from one on, until there is enough. One after the other, as each wants what the others have
+// left; but those that answer late are waited for side by side, and not at all once there is something.
+func (a *anyReceive) lookAround(ctx context.Context, first, n uint32) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var looks sync.WaitGroup
+	for i := uint32(0); i < n && a.got() < a.r.Max; i++ {
+		done := make(chan struct{})
+		looks.Go(func() {
+			defer close(done)
+			a.look(ctx, (first+i)%n)
+		})
+		select {
+		case <-done:
+		case <-time.After(lookPatience):
+		}
+	}
+	if a.got() > 0 {
+		stop()
+	}
+	looks.Wait()
+}
+
+// got counts the messages that there are.
+func (a *anyReceive) got() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.out.Messages)
+}
+
+// look takes what one partition has ready, as far as there is room.
 func (a *anyReceive) look(ctx context.Context, p uint32) {
 	r := a.of(p)
-	r.Wait, r.Max = 0, a.r.Max-len(a.out.Messages)
-	for _, m := range a.out.Messages {
-		r.MaxBytes -= len(m.GetBody())
-	}
-	if r.MaxBytes <= 0 {
+	r.Wait = 0
+	r.Max, r.MaxBytes = a.room()
+	if r.Max <= 0 || r.MaxBytes <= 0 {
 		return
 	}
 	ds, epoch, err := a.s.backend.Receive(ctx, r)
 	if a.told(p, err) {
 		return
 	}
-	a.here = append(a.here, p)
-	a.take(p, ds, uint64(epoch))
+	if rest := a.take(p, ds, uint64(epoch)); len(rest) > 0 {
+		a.s.giveBack(a.r, p, rest)
+	}
+}
+
+// room is what may still be taken.
+func (a *anyReceive) room() (messages, bytes int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	bytes = a.r.MaxBytes
+	for _, m := range a.out.Messages {
+		bytes -= len(m.GetBody())
+	}
+	return a.r.Max - len(a.out.Messages), bytes
 }
 
 // told notes a partition that is served elsewhere.
@@ -357,15 +398,19 @@ func (a *anyReceive) told(p uint32, err error) bool {
 	return false // paused, at a limit, without a quorum: it may get better within the wait
 }
 
-func (a *anyReceive) take(p uint32, ds []Delivery, epoch uint64) {
+// take takes what a partition that is served here has handed out, and returns what there is no room for.
+func (a *anyReceive) take(p uint32, ds []Delivery, epoch uint64) (rest []Delivery) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.here = append(a.here, p)
 	if len(ds) > 0 || a.out.Epoch == 0 {
 		a.out.Epoch = epoch
 	}
-	for _, d := range ds {
+	n := min(len(ds), a.r.Max-len(a.out.Messages))
+	for _, d := range ds[:n] {
 		a.out.Messages = append(a.out.Messages, protoMessage(d, &p))
 	}
+	return ds[n:]
 }
 
 // wait waits for the first partition that has something. What another one has handed out in the same moment is given back

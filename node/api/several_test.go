@@ -33,6 +33,8 @@ type parted struct {
 	settled  map[uint32][]string
 	released []string
 	refuse   map[uint32]*code.Error
+	// late partitions let a receive that does not wait, wait
+	late map[uint32]time.Duration
 	// leaderless partitions refuse a long poll at its end
 	leaderless map[uint32]bool
 	arrive     chan struct{} // closed: something is ready
@@ -100,6 +102,13 @@ func (p *parted) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoc
 	}
 	if err != nil {
 		return nil, 0, err
+	}
+	if late := p.late[n]; late > 0 && r.Wait == 0 {
+		select {
+		case <-time.After(late):
+		case <-ctx.Done():
+			return nil, 0, &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone}
+		}
 	}
 	for waited := false; ; waited = true {
 		p.mu.Lock()
@@ -275,6 +284,44 @@ func TestReceiveFromAny(t *testing.T) {
 	require.Equal(t, uint32(code.NotOwner), wireDetail(t, err).Code)
 	_, err = c.Receive(t.Context(), connect.NewRequest(&tierqv1.ReceiveRequest{Queue: "q", Group: "g", MinIndex: 4}))
 	require.Equal(t, uint32(code.InvalidArgument), wireDetail(t, err).Code)
+}
+
+// Partitions whose homes wait for a quorum hold up nobody that has something, and each other no longer than one of them takes.
+func TestLateLooksSideBySide(t *testing.T) {
+	one, _, _, c := twoHosts(t)
+	one.here = map[uint32]bool{0: true, 1: true, 2: true, 3: true}
+	one.late = map[uint32]time.Duration{0: time.Hour, 1: time.Hour, 3: time.Hour}
+	one.ready[2] = 1
+	m := &tierqv1.ReceiveRequest{Queue: "q", Group: "g", MaxMessages: 5, WaitMs: proto.Uint32(0)}
+	for range 3 { // wherever it begins
+		resp, err := c.Receive(t.Context(), connect.NewRequest(m))
+		require.NoError(t, err)
+		require.Len(t, resp.Msg.Messages, 1)
+		one.ready[2] = 1
+	}
+
+	const late = 300 * time.Millisecond
+	one.ready[2] = 0
+	one.late = map[uint32]time.Duration{0: late, 1: late, 2: late, 3: late}
+	begun := time.Now()
+	resp, err := c.Receive(t.Context(), connect.NewRequest(m))
+	require.NoError(t, err)
+	require.Empty(t, resp.Msg.Messages)
+	require.Less(t, time.Since(begun), 3*late)
+
+	// All come with something at the end: as much as was asked for is kept.
+	one.ready = map[uint32]int{0: 2, 1: 2, 2: 2, 3: 2}
+	m.MaxMessages = 3
+	resp, err = c.Receive(t.Context(), connect.NewRequest(m))
+	require.NoError(t, err)
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	require.LessOrEqual(t, len(resp.Msg.Messages), 3)
+	left := 0
+	for _, n := range one.ready {
+		left += n
+	}
+	require.Equal(t, 8, left+len(resp.Msg.Messages)+len(one.released))
 }
 
 // A wait that ends without a leader is told: of all that is served here as the refusal, of some of it as partitions elsewhere.
