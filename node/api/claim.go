@@ -40,7 +40,7 @@ func (s groupService) ClaimIdle(ctx context.Context, req *connect.Request[tierqv
 	}
 	got, err := s.backend.ClaimIdle(ctx, r)
 	if n, ok := several(err); ok {
-		return s.claimFromEach(ctx, req.Msg, r.Max, n)
+		return s.claimFromEach(ctx, req.Msg, r, n)
 	}
 	if err != nil {
 		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.ClaimIdleRequest]) (*connect.Response[tierqv1.ClaimIdleResponse], error) {
@@ -56,11 +56,12 @@ func (s groupService) ClaimIdle(ctx context.Context, req *connect.Request[tierqv
 
 // claimFromEach claims from n partitions. A partition that fails ends it; what was claimed until then is returned, since
 // an error would leave it to nobody.
-func (s groupService) claimFromEach(ctx context.Context, m *tierqv1.ClaimIdleRequest, most, n int) (*connect.Response[tierqv1.ClaimIdleResponse], error) {
+func (s groupService) claimFromEach(ctx context.Context, m *tierqv1.ClaimIdleRequest, r ClaimIdle, n int) (*connect.Response[tierqv1.ClaimIdleResponse], error) {
 	out := &tierqv1.ClaimIdleResponse{}
-	for p := 0; p < n && len(out.Messages) < most; p++ {
+	bytes := r.MaxBytes
+	for p := 0; p < n && len(out.Messages) < r.Max && bytes > 0; p++ {
 		one := inPartition(m, uint32(p))
-		one.MaxMessages = uint32(most - len(out.Messages))
+		one.MaxMessages, one.MaxBytes = uint32(r.Max-len(out.Messages)), uint32(bytes)
 		resp, err := s.ClaimIdle(ctx, connect.NewRequest(one))
 		if err != nil {
 			if len(out.Messages)+int(out.DeadLettered) > 0 {
@@ -69,6 +70,9 @@ func (s groupService) claimFromEach(ctx context.Context, m *tierqv1.ClaimIdleReq
 			return nil, err
 		}
 		out.Messages = append(out.Messages, resp.Msg.GetMessages()...)
+		for _, got := range resp.Msg.GetMessages() {
+			bytes -= len(got.GetBody())
+		}
 		out.DeadLettered += resp.Msg.GetDeadLettered()
 		out.Skipped += resp.Msg.GetSkipped()
 		out.Epoch = resp.Msg.GetEpoch()

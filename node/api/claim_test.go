@@ -27,7 +27,7 @@ func (b *claimBackend) ClaimIdle(_ context.Context, r ClaimIdle) (Claimed, error
 	if r.Partition != nil && *r.Partition == 2 {
 		return Claimed{}, code.New(code.NoLeader, "")
 	}
-	return Claimed{Dead: 1, Skipped: 2, Epoch: 9, Deliveries: []Delivery{{Receipt: "r", Attempt: 2, Message: queue.StoredMessage{Address: 5}}}}, nil
+	return Claimed{Dead: 1, Skipped: 2, Epoch: 9, Deliveries: []Delivery{{Receipt: "r", Attempt: 2, Message: queue.StoredMessage{Address: 5, Body: make([]byte, 10)}}}}, nil
 }
 
 func (b *claimBackend) CreateGroup(_ context.Context, r CreateGroup) (GroupInfo, error) {
@@ -55,6 +55,12 @@ func TestClaimIdle(t *testing.T) {
 	_, out = post(t, s, "GroupService/ClaimIdle", `{"queue":"wide","group":"g","maxMessages":5}`)
 	require.Len(t, out["messages"], 2, "what was claimed before a partition failed is the caller's")
 	require.EqualValues(t, 1, out["messages"].([]any)[1].(map[string]any)["partition"])
+
+	b.asked = nil
+	_, out = post(t, s, "GroupService/ClaimIdle", `{"queue":"wide","group":"g","maxMessages":5,"maxBytes":15}`)
+	require.Len(t, out["messages"], 2)
+	require.Equal(t, []int{15, 5}, []int{b.asked[0].MaxBytes, b.asked[1].MaxBytes})
+	require.Len(t, b.asked, 2, "what there was room for is used up")
 
 	for _, body := range []string{
 		`{"queue":"q","minIdleMs":"43200001"}`, `{"queue":"q","maxMessages":1001}`, `{"queue":"q","leaseMs":"43200001"}`,
