@@ -209,8 +209,7 @@ func (n *lane) open(ctx context.Context, l *link) (*session, *code.Error) {
 	late := time.AfterFunc(c.opts.AttemptTimeout, func() { end(errNoStart) })
 	s := &session{n: n, link: l, end: end, pending: map[uint64]chan []*tierqv1.SettleResult{}, ended: make(chan struct{})}
 	s.bidi = c.apisOf(l.addr).stream.Consume(sctx)
-	// The transport looks at the context again only when it has nothing to read from the sender.
-	context.AfterFunc(sctx, s.closeRequest)
+	context.AfterFunc(sctx, s.cut)
 	n.mu.Lock()
 	messages, bytes := n.windowLocked(n.held, n.heldB)
 	n.mu.Unlock()
@@ -304,7 +303,7 @@ func (n *lane) free(j *job) {
 
 // grow tells the host the part of the window that a session may use, as it is when it is sent: the last word is the newest.
 func (n *lane) grow(s *session) {
-	s.sendNext(func() *tierqv1.ConsumeRequest {
+	s.sendNext(context.Background(), func() *tierqv1.ConsumeRequest {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		messages, bytes := n.windowLocked(n.older, n.olderB)
@@ -329,7 +328,7 @@ func (n *lane) stop(s *session) {
 	n.stopping = true
 	n.mu.Unlock()
 	if s != nil {
-		s.send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Drain{Drain: true}})
+		s.send(context.Background(), &tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Drain{Drain: true}})
 	}
 }
 

@@ -89,8 +89,7 @@ func (s *stream) pipeTo(a *apis) *pipe {
 	p.bidi = a.stream.PublishStream(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { p.connected.Store(true) },
 	}))
-	// The transport looks at the context again only when it has nothing to read from the sender.
-	context.AfterFunc(ctx, p.closeRequest)
+	context.AfterFunc(ctx, p.cut)
 	s.pipe = p
 	s.c.wg.Add(1)
 	go p.read()
@@ -132,6 +131,14 @@ func (p *pipe) closeIdle() {
 	if !busy {
 		p.closeSending()
 	}
+}
+
+// cut frees whoever sends or reads once the pipe's context has ended. The transport looks at that only when it has nothing to
+// read from the sender, and not while the host's flow control holds it up. Both closes may run beside a Send and a Receive.
+func (p *pipe) cut() {
+	_ = p.bidi.CloseRequest()
+	_ = p.bidi.CloseResponse()
+	p.closeRequest()
 }
 
 func (p *pipe) closeRequest() {

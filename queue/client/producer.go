@@ -213,8 +213,14 @@ func (p *publish) abandon(cause error) {
 	for _, s := range streams {
 		all = s.abandon(p, cause) && all
 	}
-	if all {
-		<-p.done // its requests were cut off, and end now
+	if !all {
+		return
+	}
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	select {
+	case <-p.done: // its requests were cut off, and end now
+	case <-late.C: // one is stuck behind another's at a host that reads nothing
 	}
 }
 

@@ -81,6 +81,13 @@ func (s *session) closeAll() {
 	_ = s.bidi.CloseResponse()
 }
 
+// cut frees whoever sends or reads once the session's context has ended, see pipe.cut.
+func (s *session) cut() {
+	_ = s.bidi.CloseRequest()
+	_ = s.bidi.CloseResponse()
+	s.closeRequest()
+}
+
 func (s *session) closeRequest() {
 	s.sendMu.Lock()
 	defer s.sendMu.Unlock()
@@ -90,18 +97,23 @@ func (s *session) closeRequest() {
 	}
 }
 
-// send sends one request. A failure ends the stream at its reader, which knows why.
-func (s *session) send(m *tierqv1.ConsumeRequest) bool {
-	return s.sendNext(func() *tierqv1.ConsumeRequest { return m })
+// send sends one request. A failure ends the stream at its reader, which knows why; a host that takes nothing ends it when ctx
+// ends, or after AttemptTimeout.
+func (s *session) send(ctx context.Context, m *tierqv1.ConsumeRequest) bool {
+	return s.sendNext(ctx, func() *tierqv1.ConsumeRequest { return m })
 }
 
 // sendNext is send of what next returns when its turn has come.
-func (s *session) sendNext(next func() *tierqv1.ConsumeRequest) bool {
+func (s *session) sendNext(ctx context.Context, next func() *tierqv1.ConsumeRequest) bool {
 	s.sendMu.Lock()
 	defer s.sendMu.Unlock()
-	if s.closed {
+	if s.closed || ctx.Err() != nil {
 		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.n.l.c.opts.AttemptTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { s.end(context.Cause(ctx)) })
+	defer stop()
 	_ = s.bidi.Send(next())
 	return true
 }
@@ -120,7 +132,7 @@ func (s *session) settle(ctx context.Context, how *settling, receipts []string) 
 		delete(s.pending, id)
 	}()
 	m := &tierqv1.ConsumeSettle{Id: id, Kind: how.kind, Receipts: receipts, DelayMs: how.delayMs(), Reason: how.reason, LeaseMs: wireMillis(how.lease)}
-	if !s.send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: m}}) {
+	if !s.send(ctx, &tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: m}}) {
 		return nil, false
 	}
 	select {
