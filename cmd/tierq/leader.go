@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/client"
 	"github.com/tierq/tierq/queue/code"
 )
@@ -27,6 +28,9 @@ func leaderGet(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
+				if err := a.askLeaders(ctx, q); err != nil {
+					return err
+				}
 				t := newTable("LEADER_ID", "LEADER_EPOCH", "QUORUM_STATE", "DATA_COPIES", "PARTITION", "SHARD", "LEADER_API")
 				led := len(q.Partitions) > 0
 				for _, p := range q.Partitions {
@@ -43,4 +47,30 @@ func leaderGet(a *app) *cobra.Command {
 			})
 		},
 	}
+}
+
+// askLeaders completes what only a partition's leader knows: how many full replicas are in sync. A leader that does not answer
+// leaves it at 0.
+func (a *app) askLeaders(ctx context.Context, q *tierqv1.Queue) error {
+	asked := map[string]*tierqv1.Queue{}
+	for i, p := range q.Partitions {
+		if p.DataCopies != 0 || p.LeaderApi == "" {
+			continue
+		}
+		if _, ok := asked[p.LeaderApi]; !ok {
+			o, err := a.options()
+			if err != nil {
+				return err
+			}
+			o.Addrs, o.FailFast, o.RefreshEvery = []string{p.LeaderApi}, true, -1
+			_ = withOptions(ctx, o, func(ctx context.Context, c *client.Client) (err error) {
+				asked[p.LeaderApi], err = c.DescribeQueue(ctx, q.Name)
+				return err
+			})
+		}
+		if at := asked[p.LeaderApi]; at != nil && i < len(at.Partitions) && at.Partitions[i].DataCopies != 0 {
+			q.Partitions[i] = at.Partitions[i]
+		}
+	}
+	return nil
 }
