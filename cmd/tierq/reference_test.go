@@ -4,6 +4,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -67,4 +69,32 @@ func describeFlag(b *strings.Builder, f *pflag.Flag) {
 		name = " " + name
 	}
 	fmt.Fprintf(b, "| `--%s%s` | %s | %s |\n", f.Name, name, value, strings.ReplaceAll(usage, "|", "\\|"))
+}
+
+// TestRunbookCommands: every command and flag that a page for operators tells to type exists.
+func TestRunbookCommands(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/operating/*.md")
+	require.NoError(t, err)
+	require.NotEmpty(t, pages)
+	typed := regexp.MustCompile("`tierq ([^`]+)`")
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, m := range typed.FindAllStringSubmatch(string(text), -1) {
+			var path []string
+			words := strings.Fields(m[1])
+			for len(path) < len(words) && strings.ToLower(words[len(path)]) == words[len(path)] && words[len(path)][0] != '-' {
+				path = append(path, words[len(path)])
+			}
+			c, rest, err := (&app{}).rootCommand().Find(path)
+			require.NoError(t, err, "%s: %s", page, m[0])
+			require.Empty(t, rest, "%s: %s", page, m[0])
+			require.True(t, c.Runnable(), "%s: %s", page, m[0])
+			for _, w := range words {
+				if name, ok := strings.CutPrefix(w, "--"); ok {
+					require.NotNil(t, c.Flag(name), "%s: %s has no flag --%s", page, m[0], name)
+				}
+			}
+		}
+	}
 }
