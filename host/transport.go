@@ -141,7 +141,7 @@ func (h *RaftHost) toWitness(m *raftpb.Message) bool {
 // lastOf is the index of a message's last entry.
 func lastOf(m *raftpb.Message) uint64 { return m.LogIndex + uint64(len(m.Entries)) }
 
-// keep holds a message unless nothing waits before it and the other full replica has its entries, or is out of sync.
+// keep holds a message unless nothing waits before it and no other full replica that is in sync lacks its entries.
 func (c *holdingConn) keep(m *raftpb.Message, batch raftpb.MessageBatch) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -162,7 +162,7 @@ func (c *holdingConn) keep(m *raftpb.Message, batch raftpb.MessageBatch) bool {
 	return true
 }
 
-// release sends what is held for a shard, in order, as the other full replica gets it.
+// release sends what is held for a shard, in order, as the other full replicas get it.
 func (c *holdingConn) release(ctx context.Context, shard uint64) {
 	for {
 		c.mu.Lock()
