@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/freeport"
 )
 
 // patience bounds every wait for something that must happen.
@@ -38,7 +39,7 @@ func newTestFleet(t *testing.T, full, witnesses int) *testFleet {
 	for i := range full + witnesses {
 		spec := HostSpec{
 			ID: uint64(i + 1), Role: catalog.HostFull,
-			RaftAddr: freeAddress(t), PeerAddr: freeAddress(t), ClientAddr: fmt.Sprintf("client-%d:1", i+1),
+			RaftAddr: freeport.For(t), PeerAddr: freeport.For(t), ClientAddr: fmt.Sprintf("client-%d:1", i+1),
 			Domain: fmt.Sprintf("rack-%d", i+1),
 		}
 		if i >= full {

@@ -10,6 +10,8 @@ import (
 	"github.com/lni/dragonboat/v4"
 	"github.com/lni/dragonboat/v4/raftpb"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/host/freeport"
 )
 
 // TestAdoptHostname moves a real NodeHost's data, with a snapshot, from another hostname to this machine's
@@ -19,7 +21,7 @@ func TestAdoptHostname(t *testing.T) {
 		t.Skip("starts NodeHosts")
 	}
 	const shardID = 3
-	h := &engineHost{hostID: 5, replicaID: 1, dir: t.TempDir(), registry: NewRegistry(), address: freeAddress(t)}
+	h := &engineHost{hostID: 5, replicaID: 1, dir: t.TempDir(), registry: NewRegistry(), address: freeport.For(t)}
 	former, err := AdoptHostname(h.dir)
 	require.NoError(t, err, "a directory that was never used")
 	require.Empty(t, former)

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/freeport"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
 	"github.com/tierq/tierq/queue/store"
@@ -337,7 +338,7 @@ func TestHostMoves(t *testing.T) {
 	f.stop(3)
 	moved := f.config(3)
 	moved.Hosts = slices.Clone(f.specs)
-	moved.Hosts[2].RaftAddr, moved.Hosts[2].PeerAddr, moved.Hosts[2].ClientAddr = freeAddress(t), freeAddress(t), "client-3:2"
+	moved.Hosts[2].RaftAddr, moved.Hosts[2].PeerAddr, moved.Hosts[2].ClientAddr = freeport.For(t), freeport.For(t), "client-3:2"
 	h, err := Open(moved)
 	require.NoError(t, err)
 	f.hosts[3] = h
@@ -522,7 +523,7 @@ func TestWrongFleet(t *testing.T) {
 	a := newTestFleet(t, 2, 0)
 	b := &testFleet{t: t, dir: t.TempDir(), hosts: make(map[uint64]*RaftHost), specs: slices.Clone(a.specs)}
 	for i := range b.specs {
-		b.specs[i].RaftAddr, b.specs[i].PeerAddr = freeAddress(t), freeAddress(t)
+		b.specs[i].RaftAddr, b.specs[i].PeerAddr = freeport.For(t), freeport.For(t)
 	}
 	t.Cleanup(b.stopAll)
 	a.startAll()

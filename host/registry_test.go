@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"io"
-	"net"
 	"testing"
 	"time"
 
@@ -13,6 +12,8 @@ import (
 	"github.com/lni/dragonboat/v4/statemachine"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/tierq/tierq/host/freeport"
 )
 
 func TestTargetRoundTrip(t *testing.T) {
@@ -119,7 +120,7 @@ func TestRegistryFollowsAHostToAnotherPort(t *testing.T) {
 	members := map[uint64]string{1: Target(11), 2: Target(12), 3: Target(13)}
 	fleet := map[uint64]*engineHost{}
 	for replicaID, hostID := range map[uint64]uint64{1: 11, 2: 12, 3: 13} {
-		fleet[replicaID] = &engineHost{hostID: hostID, replicaID: replicaID, dir: t.TempDir(), registry: NewRegistry(), address: freeAddress(t)}
+		fleet[replicaID] = &engineHost{hostID: hostID, replicaID: replicaID, dir: t.TempDir(), registry: NewRegistry(), address: freeport.For(t)}
 	}
 	for _, h := range fleet {
 		for _, peer := range fleet {
@@ -131,7 +132,7 @@ func TestRegistryFollowsAHostToAnotherPort(t *testing.T) {
 
 	moved := fleet[3]
 	moved.stop()
-	moved.address = freeAddress(t)
+	moved.address = freeport.For(t)
 	for _, h := range fleet {
 		h.registry.SetHost(moved.hostID, moved.address)
 	}
@@ -217,15 +218,6 @@ func (h *engineHost) read(t *testing.T, shardID uint64) (count uint64) {
 		return err == nil
 	}, 60*time.Second, 10*time.Millisecond)
 	return count
-}
-
-// freeAddress returns a loopback address that was free a moment ago.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer func() { require.NoError(t, l.Close()) }()
-	return l.Addr().String()
 }
 
 // counter is a state machine that is set to the number proposed, so that the same proposal twice does no harm.

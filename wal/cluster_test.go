@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"net"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
@@ -17,6 +16,8 @@ import (
 	"github.com/lni/dragonboat/v4/logger"
 	sm "github.com/lni/dragonboat/v4/statemachine"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/host/freeport"
 )
 
 func init() {
@@ -54,17 +55,10 @@ type cluster struct {
 	create sm.CreateStateMachineFunc
 }
 
-func freeAddr(t testing.TB) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer func() { require.NoError(t, ln.Close()) }()
-	return ln.Addr().String()
-}
-
 func newCluster(t testing.TB, dir string, n int, opts func(i int) Options) *cluster {
 	c := &cluster{t: t, dir: dir, opts: opts, hosts: make([]*dragonboat.NodeHost, n), create: newCountSM}
 	for i := 0; i < n; i++ {
-		c.addrs = append(c.addrs, freeAddr(t))
+		c.addrs = append(c.addrs, freeport.For(t))
 	}
 	return c
 }

@@ -22,6 +22,8 @@ import (
 	"github.com/lni/dragonboat/v4/config"
 	sm "github.com/lni/dragonboat/v4/statemachine"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/host/freeport"
 )
 
 const (
@@ -289,7 +291,7 @@ func TestKillFleet(t *testing.T) {
 	rng := rand.New(rand.NewSource(seed))
 	f := &fleet{t: t, hosts: make([]*fleetHost, 3), acked: map[uint64]map[uint64]bool{}}
 	dir := t.TempDir()
-	addrs := []string{freeAddr(t), freeAddr(t), freeAddr(t)}
+	addrs := []string{freeport.For(t), freeport.For(t), freeport.For(t)}
 	for i := range addrs {
 		f.specs = append(f.specs, fleetSpec{Dir: filepath.Join(dir, fmt.Sprint(i)), Host: i, Addrs: addrs})
 	}

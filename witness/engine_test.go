@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -21,6 +20,8 @@ import (
 	"github.com/lni/dragonboat/v4/raftpb"
 	"github.com/lni/dragonboat/v4/statemachine"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/host/freeport"
 )
 
 // TestApplyAgreesWithTheEngine asks a real fleet for random config changes, right and wrong ones, and
@@ -300,7 +301,7 @@ func startFleet(t *testing.T) *fleet {
 func newFleet(t *testing.T, n int) *fleet {
 	f := &fleet{addresses: map[string]string{}, hosts: make([]*dragonboat.NodeHost, n)}
 	for i := range f.hosts {
-		f.addresses[target(uint64(i+1))] = freeAddress(t)
+		f.addresses[target(uint64(i+1))] = freeport.For(t)
 	}
 	return f
 }
@@ -346,14 +347,6 @@ type nothing struct{ stub }
 
 func (nothing) Update(statemachine.Entry) (statemachine.Result, error) {
 	return statemachine.Result{}, nil
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer func() { require.NoError(t, l.Close()) }()
-	return l.Addr().String()
 }
 
 // addressBook is a node registry in which only some targets have an address.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"testing"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	sm "github.com/lni/dragonboat/v4/statemachine"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tierq/tierq/host/freeport"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
 	"github.com/tierq/tierq/queue/replica"
@@ -32,10 +32,8 @@ type host struct {
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	h := &host{address: l.Addr().String(), installed: make(chan queue.Index, 8), stuck: make(chan error, 8)}
-	require.NoError(t, l.Close())
+	h := &host{address: freeport.For(t), installed: make(chan queue.Index, 8), stuck: make(chan error, 8)}
+	var err error
 	h.store, err = store.Open("store", store.Options{FS: vfs.NewMem(), MemTableBytes: 4 << 20})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, h.store.Close()) })

@@ -39,6 +39,7 @@ var rules = map[string]rule{
 	"host":                              {ours: []string{"wal", "witness", "queue", "queue/code", "queue/store", "queue/replica", "host/catalog", "host/peer", "host/peer/..."}, dragonboat: true},
 	"host/catalog":                      {ours: []string{"wal", "witness", "queue", "queue/code", "queue/store", "queue/replica"}, dragonboat: true},
 	"host/peer":                         {ours: []string{"wal", "witness", "queue", "queue/code", "queue/store", "queue/replica", "host/catalog", "host/peer/..."}, dragonboat: true},
+	"host/freeport":                     {},
 	"host/peer/peerv1":                  {},
 	"host/peer/peerv1/peerv1connect":    {ours: []string{"host/peer/peerv1"}},
 	"node/api":                          {ours: []string{"queue", "queue/code", "queue/api/...", "host/peer"}},

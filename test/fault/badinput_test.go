@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tierq/tierq/host/freeport"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/client"
 	"github.com/tierq/tierq/queue/code"
@@ -226,7 +227,7 @@ func badReceipts(t *testing.T, h *host) {
 
 func badCommands(t *testing.T, h *host) {
 	big := make([]byte, 2<<20)
-	nobody := freeAddr(t)
+	nobody := freeport.For(t)
 	for _, tc := range []struct {
 		name  string
 		stdin []byte
@@ -276,7 +277,7 @@ func badHosts(t *testing.T, f *fleet) {
 	elsewhere := func(t *testing.T) string {
 		text := strings.ReplaceAll(good, h.dir, filepath.Join(t.TempDir(), "data"))
 		for _, a := range []string{h.raft, h.peer, h.api, h.admin} {
-			text = strings.ReplaceAll(text, a, freeAddr(t))
+			text = strings.ReplaceAll(text, a, freeport.For(t))
 		}
 		return text
 	}
@@ -302,14 +303,14 @@ func badHosts(t *testing.T, f *fleet) {
 	})
 	t.Run("open to the world without TLS", func(t *testing.T) {
 		text := elsewhere(t)
-		port := freeAddr(t)[len("127.0.0.1"):]
+		port := freeport.For(t)[len("127.0.0.1"):]
 		i := strings.Index(text, "api: ")
 		end := i + strings.IndexByte(text[i:], '}')
 		refuse(t, text[:i]+"api: 0.0.0.0"+port+text[end:], "insecure")
 	})
 	for _, port := range []string{"api", "admin", "raft", "peer"} {
 		t.Run(port+" port in use", func(t *testing.T) {
-			l, err := net.Listen("tcp", freeAddr(t))
+			l, err := net.Listen("tcp", freeport.For(t))
 			require.NoError(t, err)
 			defer func() { _ = l.Close() }()
 			text := elsewhere(t)

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/tierq/tierq/host/freeport"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/client"
 )
@@ -74,11 +75,11 @@ func layFleet(t *testing.T, full, witnesses int) *fleet {
 	f := &fleet{t: t, dir: dir}
 	t.Cleanup(f.clean)
 	for i := range full + witnesses {
-		h := &host{f: f, id: uint64(i + 1), role: "full", raft: freeAddr(t), peer: freeAddr(t), admin: freeAddr(t)}
+		h := &host{f: f, id: uint64(i + 1), role: "full", raft: freeport.For(t), peer: freeport.For(t), admin: freeport.For(t)}
 		if i >= full {
 			h.role = "witness"
 		} else {
-			h.api = freeAddr(t)
+			h.api = freeport.For(t)
 		}
 		name := fmt.Sprintf("host-%d", h.id)
 		h.dir, h.config, h.log = filepath.Join(dir, name), filepath.Join(dir, name+".yaml"), filepath.Join(dir, name+".log")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/host/freeport"
 	"github.com/tierq/tierq/node"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/client"
@@ -52,7 +52,7 @@ func openFleet(t *testing.T) *client.Client {
 // openFleetAt is openFleet, and tells the API addresses of the hosts.
 func openFleetAt(t *testing.T) (*client.Client, []string) {
 	t.Helper()
-	api, admin := freeAddr(t), freeAddr(t)
+	api, admin := freeport.For(t), freeport.For(t)
 	dev, err := node.OpenDev(node.DevConfig{Dir: t.TempDir(), API: api, Admin: admin}, zap.NewNop())
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
@@ -69,14 +69,6 @@ func openFleetAt(t *testing.T) (*client.Client, []string) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close(context.Background()) })
 	return c, addrs
-}
-
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // script is one running script.
