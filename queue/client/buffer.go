@@ -36,12 +36,25 @@ func (b *buffer) clamp(messages int, bytes int64) (int, int64) {
 	return min(messages, b.maxMessages), min(bytes, b.maxBytes)
 }
 
-// acquire takes room, waiting for it until ctx ends unless fail is set. The arguments must be clamped, and given back
-// with release.
+// take takes room if there is some and nobody waits for it. The arguments must be clamped, and given back with release.
+func (b *buffer) take(messages int, bytes int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.takeLocked(messages, bytes)
+}
+
+func (b *buffer) takeLocked(messages int, bytes int64) bool {
+	if len(b.waiters) != 0 || !b.fitsLocked(messages, bytes) {
+		return false
+	}
+	b.messages, b.bytes = b.messages+messages, b.bytes+bytes
+	return true
+}
+
+// acquire is take, waiting for room until ctx ends unless fail is set.
 func (b *buffer) acquire(ctx context.Context, messages int, bytes int64, fail bool) *code.Error {
 	b.mu.Lock()
-	if len(b.waiters) == 0 && b.fitsLocked(messages, bytes) {
-		b.messages, b.bytes = b.messages+messages, b.bytes+bytes
+	if b.takeLocked(messages, bytes) {
 		b.mu.Unlock()
 		return nil
 	}

@@ -118,11 +118,17 @@ type publish struct {
 
 	mu      sync.Mutex // below the streams' locks
 	results []Published
+	one     [1]Published // the results of one message
 	left    int
 }
 
 func (c *Client) newPublish(ctx context.Context, o PublishOptions, msgs []Message) *publish {
-	p := &publish{c: c, opts: o, results: make([]Published, len(msgs)), left: len(msgs), done: make(chan struct{})}
+	p := &publish{c: c, opts: o, left: len(msgs), done: make(chan struct{})}
+	if len(msgs) == 1 {
+		p.results = p.one[:]
+	} else {
+		p.results = make([]Published, len(msgs))
+	}
 	var bytes int64
 	for i := range msgs {
 		bytes += int64(msgs[i].size())
@@ -156,15 +162,10 @@ func (c *Client) enqueue(ctx context.Context, queue string, p *publish, msgs []M
 	if l == nil {
 		return errClosed()
 	}
-	wait, cancel := context.WithDeadline(ctx, p.deadline)
-	defer cancel()
-	stop := context.AfterFunc(c.base, cancel)
-	defer stop()
-	if e := c.buffer.acquire(wait, p.messages, p.bytes, c.opts.FailWhenFull); e != nil {
-		if c.base.Err() != nil {
-			return errClosed()
+	if !c.buffer.take(p.messages, p.bytes) {
+		if e := c.awaitRoom(ctx, p); e != nil {
+			return e
 		}
-		return e
 	}
 	p.placer, p.began = l, time.Now()
 	c.openMu.Lock()
@@ -172,6 +173,19 @@ func (c *Client) enqueue(ctx context.Context, queue string, p *publish, msgs []M
 	c.openMu.Unlock()
 	l.add(p, msgs)
 	return nil
+}
+
+// awaitRoom waits for p's room in the buffer, unless FailWhenFull is set.
+func (c *Client) awaitRoom(ctx context.Context, p *publish) *code.Error {
+	wait, cancel := context.WithDeadline(ctx, p.deadline)
+	defer cancel()
+	stop := context.AfterFunc(c.base, cancel)
+	defer stop()
+	e := c.buffer.acquire(wait, p.messages, p.bytes, c.opts.FailWhenFull)
+	if e != nil && c.base.Err() != nil {
+		return errClosed()
+	}
+	return e
 }
 
 // resolve answers one message; the first answer stands.
