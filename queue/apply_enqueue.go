@@ -67,7 +67,7 @@ func (t *tx) enqueue(c *Enqueue, r *Result) {
 
 func (e *enqueuer) publish(p *Publish) PublishResult {
 	pr := e.producerOf(p)
-	if pr != nil && p.ProducerEpoch < pr.v.epoch {
+	if pr != nil && e.stale(pr, p) {
 		return PublishResult{Code: code.ProducerEpochStale, Last: e.meta.Last}
 	}
 	if c := e.precheck(p, pr); c != code.OK {
@@ -118,7 +118,7 @@ func (e *enqueuer) trial(p *Publish, pr *producer) *producerValue {
 	}
 	v := *pr.v
 	v.runs = append([]run(nil), pr.v.runs...)
-	v.renew(p)
+	v.renew(p, e.meta.RecoveryNumber)
 	return &v
 }
 

@@ -24,6 +24,8 @@ import (
 //	Retire       publishes are refused from here on.
 //	FormatLevel  never falls; LimitReached above what this version knows.
 //	Forget       forgets what outboxes have published: only for those whose source exists no more.
+//	Import       takes a chunk of a saved state into a fresh shard (import.go); alone in its command.
+//	Recover      begins a new life of the shard (recovery.go); alone in its command.
 //	CheckpointID is stored, so that replicas can compare their state right after this entry.
 //
 // An empty command goes on removing entries of the delayed index that a purge left behind, like every other.
@@ -31,6 +33,19 @@ import (
 // Version 1: as above.
 func (t *tx) retention(c *Retention, r *Result) {
 	if r.Code = t.mayRetain(c); r.Code != code.OK {
+		r.Version = t.meta.Options.Version
+		return
+	}
+	if c.Import != nil {
+		t.importChunk(c.Import, r)
+		return
+	}
+	if c.Recover != nil {
+		t.recover(c.Recover, r)
+		return
+	}
+	if t.imp != nil { // only options get here
+		t.setOptions(c)
 		r.Version = t.meta.Options.Version
 		return
 	}

@@ -34,8 +34,10 @@ const (
 // Flags of a Retention. Part of the format; do not renumber.
 const (
 	flagRetire     = 1 << iota
-	flagForget     // a list of outboxes to forget ends the command
-	retentionFlags = flagRetire | flagForget
+	flagForget     // a list of outboxes to forget follows the fields
+	flagImport     // a chunk of an import follows that
+	flagRecover    // a recovery ends the command
+	retentionFlags = flagRetire | flagForget | flagImport | flagRecover
 )
 
 // Bounds of the decoder where Validate's are not structural.
@@ -375,6 +377,12 @@ func (c *Retention) append(dst []byte) []byte {
 	if len(c.Forget) > 0 {
 		flags |= flagForget
 	}
+	if c.Import != nil {
+		flags |= flagImport
+	}
+	if c.Recover != nil {
+		flags |= flagRecover
+	}
 	dst = append(dst, flags)
 	dst = appendUint(dst, c.FormatLevel)
 	dst = appendUint(dst, c.CheckpointID)
@@ -385,7 +393,37 @@ func (c *Retention) append(dst []byte) []byte {
 		dst = appendUint(dst, p.ID)
 		dst = appendUint(dst, p.Sub)
 	}
+	if c.Import != nil {
+		dst = c.Import.append(dst)
+	}
+	if c.Recover != nil {
+		dst = appendUint(dst, c.Recover.Expected)
+	}
 	return dst
+}
+
+func (c *Import) append(dst []byte) []byte {
+	dst = appendUint(dst, c.ID)
+	dst = appendUint(dst, c.Chunk)
+	dst = appendBytes(dst, c.Pairs)
+	dst = appendBool(dst, c.Meta != nil)
+	if c.Meta == nil {
+		return dst
+	}
+	dst = appendBytes(dst, c.Meta)
+	dst = appendUint(dst, c.Keys)
+	return appendUint(dst, c.Bytes)
+}
+
+func (d *decoder) imported() *Import {
+	c := &Import{ID: d.uint64("import id"), Chunk: d.uint64("chunk"), Pairs: d.bytes("pairs", maxImportChunk)}
+	if d.bool("meta") {
+		if c.Meta = d.bytes("meta", maxImportKey); c.Meta == nil {
+			d.failf("meta: an empty one is left out")
+		}
+		c.Keys, c.Bytes = d.uint64("keys"), d.uint64("bytes")
+	}
+	return c
 }
 
 func (d *decoder) retention(s Stamp) *Retention {
@@ -414,6 +452,12 @@ func (d *decoder) retention(s Stamp) *Retention {
 	c.CheckpointID = d.uint64("checkpoint id")
 	if flags&flagForget != 0 {
 		c.Forget = d.outboxes()
+	}
+	if flags&flagImport != 0 {
+		c.Import = d.imported()
+	}
+	if flags&flagRecover != 0 {
+		c.Recover = &Recovery{Expected: d.uint64("expected recovery number")}
 	}
 	return c
 }

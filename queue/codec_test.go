@@ -108,8 +108,17 @@ func variants() map[string]Command {
 			PurgeTo: 520, Park: []Address{530}, Delayed: []DelayedChange{{540, at, 0}, {541, at, at + 1}}, Options: &options,
 			Retire: true, FormatLevel: 2, CheckpointID: 0xabcdef},
 		"retention_forget": &Retention{Stamp: at, Forget: []Producer{{Kind: ProducerOutbox, ID: 11, Sub: 2}, {Kind: ProducerOutbox, ID: 300, Sub: 1 << 40}}},
-		"stamp_max":        &Home{Stamp: MaxStamp, Group: math.MaxUint64, ExpectedHome: math.MaxUint64, ExpectedEpoch: math.MaxUint64, NewHome: math.MaxUint64},
+		"retention_import": &Retention{Stamp: at, Import: &Import{ID: 0xfeed, Chunk: 3, Pairs: importedPairs()}},
+		"retention_imported": &Retention{Stamp: at, Import: &Import{ID: 0xfeed, Chunk: 4,
+			Meta: (&metaValue{Meta: Meta{Applied: 9, Last: 7, FormatLevel: 3, Options: initialOptions}, nextGroup: 2}).encode(nil), Keys: 2, Bytes: 33}},
+		"retention_recover": &Retention{Stamp: at, Recover: &Recovery{Expected: 1 << 40}},
+		"stamp_max":         &Home{Stamp: MaxStamp, Group: math.MaxUint64, ExpectedHome: math.MaxUint64, ExpectedEpoch: math.MaxUint64, NewHome: math.MaxUint64},
 	}
+}
+
+func importedPairs() []byte {
+	b := AppendPair(nil, appendKey1(nil, kindCount, 1), (&countValue{messages: 1, bytes: 5}).encode(nil))
+	return AppendPair(b, appendKey2(nil, kindExport, 1, 255), encodeExport(nil, 7))
 }
 
 func results() map[string]Result {
@@ -471,6 +480,14 @@ func TestValidate(t *testing.T) {
 		{"retention options", &Retention{Options: &QueueOptions{}}, code.InvalidArgument, "MaxBodyBytes"},
 		{"retention forget", &Retention{Forget: []Producer{{Kind: ProducerClient, ID: 1}}}, code.InvalidArgument, "Forget[0]"},
 		{"retention line", &Retention{ReclaimLine: MaxAddress + 1}, code.InvalidArgument, "ReclaimLine"},
+		{"import id", &Retention{Import: &Import{}}, code.InvalidArgument, "ID"},
+		{"import alone", &Retention{Import: &Import{ID: 1}, DropTo: 1}, code.InvalidArgument, "alone"},
+		{"import or recover", &Retention{Import: &Import{ID: 1}, Recover: &Recovery{}}, code.InvalidArgument, "alone"},
+		{"import pairs", &Retention{Import: &Import{ID: 1, Pairs: []byte{1}}}, code.InvalidArgument, "Import.Pairs"},
+		{"import order", &Retention{Import: &Import{ID: 1, Pairs: append(importedPairs(), importedPairs()...)}}, code.InvalidArgument, "does not follow"},
+		{"import own record", &Retention{Import: &Import{ID: 1, Pairs: AppendPair(nil, metaKey, nil)}}, code.InvalidArgument, "carries"},
+		{"import value", &Retention{Import: &Import{ID: 1, Pairs: AppendPair(nil, appendMessageKey(nil, 1), []byte("no message"))}}, code.InvalidArgument, "checksum"},
+		{"import meta", &Retention{Import: &Import{ID: 1, Meta: []byte{9}}}, code.InvalidArgument, "Import.Meta"},
 		{"stamp", &Retention{Stamp: MaxStamp + 1}, code.InvalidArgument, "Stamp"},
 		{"nil", nil, code.InvalidArgument, "unknown"},
 	} {

@@ -161,6 +161,8 @@ type Retention struct {
 	FormatLevel  uint32          // raise the format level
 	CheckpointID uint64          // marks an index for anti-entropy
 	Forget       []Producer      // outboxes (ProducerOutbox) whose source exists no more: what they have published is forgotten
+	Import       *Import         // a chunk of a saved state, for a fresh shard; it stands alone
+	Recover      *Recovery       // a new life of the shard; it stands alone
 }
 
 func (c *Enqueue) CommandStamp() Stamp   { return c.Stamp }

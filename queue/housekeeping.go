@@ -114,15 +114,16 @@ func (k *housekeeper) line(c *Chores) {
 		return
 	}
 	lowest := m.Last + 1
-	wanted := uint64(0)
+	wanted, most := uint64(0), uint64(0)
 	for _, g := range k.groups {
 		lowest = min(lowest, k.hold(g)+1)
 		wanted += g.unfinished(m) + g.c.Dead
+		most = max(most, g.unfinished(m)+g.c.Dead)
 	}
 	if lowest-1 > m.Line {
 		c.Line = lowest - 1
 	}
-	if k.stalled(lowest, wanted) {
+	if k.stalled(lowest, wanted, most) {
 		c.Park = k.stragglers(lowest)
 	}
 }
@@ -158,8 +159,9 @@ func (k *housekeeper) hold(g *group) Address {
 }
 
 // stalled says whether finished messages pile up above the lowest unfinished one: more than stalledAddresses, or half
-// of the queue's limit. What is finished is counted from below: an address that some group wants is not.
-func (k *housekeeper) stalled(lowest Address, wanted uint64) bool {
+// of the queue's limit. What is finished is counted from below: an address that some group wants is not, nor is one that a recovery
+// has skipped. wanted is what the groups want, most the greatest part of one of them.
+func (k *housekeeper) stalled(lowest Address, wanted, most uint64) bool {
 	m := &k.meta
 	if lowest > m.Last {
 		return false
@@ -168,7 +170,7 @@ func (k *housekeeper) stalled(lowest Address, wanted uint64) bool {
 	if span <= wanted {
 		return false
 	}
-	finished := min(span-wanted, m.Counters.Messages)
+	finished := min(span-wanted, m.Counters.Messages-min(m.Counters.Messages, most))
 	if finished > stalledAddresses {
 		return true
 	}

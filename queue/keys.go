@@ -23,7 +23,8 @@ const (
 	kindOpAge       = 0x10 // expires-at, operation id
 	kindCount       = 0x11 // bucket of bucketSize addresses
 	kindExport      = 0x12 // group id, export number
-	kindEnd         = 0x13 // above all keys
+	kindImport      = 0x13 // –: an import that is under way
+	kindEnd         = 0x14 // above all keys
 )
 
 const (

@@ -31,11 +31,12 @@ func (p *producerValue) admits(s, low Seq, contiguous bool) code.Code {
 	return code.OK
 }
 
-// renew takes up a publish's epoch and low.
-func (p *producerValue) renew(c *Publish) {
+// renew takes up a publish's epoch and low, under the shard's recovery number.
+func (p *producerValue) renew(c *Publish, recovery uint64) {
 	if c.ProducerEpoch > p.epoch {
 		p.epoch, p.low, p.last, p.runs = c.ProducerEpoch, 0, 0, nil
 	}
+	p.recovery = recovery
 	p.raise(c.Low)
 }
 
@@ -138,12 +139,39 @@ func (s *QueueStateMachine) cacheProducer(name Producer, v *producerValue) {
 	s.producers[name] = v
 }
 
+// stale says whether a publish's producer must register first: its epoch is an older one, or it goes on with a sequence of before
+// the shard's last recovery. One that the state does not know may have lost messages in that recovery, unless it only begins:
+// what it comes with is then remembered, and a greater epoch demanded, once.
+func (e *enqueuer) stale(x *producer, p *Publish) bool {
+	if p.ProducerEpoch < x.v.epoch {
+		return true
+	}
+	now := e.meta.RecoveryNumber
+	switch {
+	case now == 0 || p.Producer.Kind == ProducerOutbox:
+		return false
+	case x.stored || x.changed:
+		return x.v.recovery != now && p.ProducerEpoch == x.v.epoch
+	case begins(p):
+		return false
+	}
+	x.v.epoch, x.v.recovery = p.ProducerEpoch, now-1
+	x.v.use = e.meta.Clock - e.meta.Clock%useGrain
+	x.changed = true
+	return true
+}
+
+// begins says whether a publish is the first of its sequence.
+func begins(p *Publish) bool {
+	return p.Low <= 1 && len(p.Messages) > 0 && p.Messages[0].Seq <= 1
+}
+
 // touch takes up what the publish says of its producer.
 func (e *enqueuer) touch(x *producer, p *Publish) {
 	before := *x.v
-	x.v.renew(p)
+	x.v.renew(p, e.meta.RecoveryNumber)
 	x.v.use = max(x.v.use, e.meta.Clock-e.meta.Clock%useGrain)
-	if before.epoch != x.v.epoch || before.low != x.v.low || before.use != x.v.use {
+	if before.epoch != x.v.epoch || before.recovery != x.v.recovery || before.low != x.v.low || before.use != x.v.use {
 		x.changed = x.changed || x.stored
 	}
 }

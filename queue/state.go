@@ -62,7 +62,8 @@ type QueueStateMachine struct {
 	groups map[GroupID]*group // what it points to never changes
 	ids    []GroupID          // keys of groups, sorted; replaced, not changed
 	names  map[string]GroupID
-	gone   *rangeSet // what it points to never changes
+	gone   *rangeSet    // what it points to never changes
+	imp    *importValue // the import that is under way, nil for none; what it points to never changes
 
 	// expiry is a hint for Chores; it decides nothing in apply.
 	expiry expiryHint
@@ -153,12 +154,7 @@ func (s *QueueStateMachine) ReloadAfter(change func() error) (err error) {
 	defer recoverFault(&err)
 	check(change())
 	s.meta = loadMeta(s.shard)
-	s.groups, s.ids, s.names = loadGroups(s.shard)
-	s.gone = loadRangeSet(s.shard, goneSet)
-	s.producers = make(map[Producer]*producerValue)
-	s.dedupFrom, s.opFrom, s.useFrom = 0, 0, 0
-	s.tail = bucketCount{}
-	s.expiry.reset()
+	s.deriveLocked()
 	return nil
 }
 
@@ -260,13 +256,19 @@ func (s *QueueStateMachine) apply(index Index, c Command) Result {
 	} else {
 		t.dispatch(c, &result)
 	}
-	t.forget()
+	if t.imp == nil {
+		t.forget()
+	}
 	t.commit()
 	result.Index, result.Clock = index, t.meta.Clock
 	return result
 }
 
 func (t *tx) dispatch(c Command, r *Result) {
+	if !t.imp.mayApply(c) {
+		r.Code = code.Unavailable
+		return
+	}
 	switch c := c.(type) {
 	case *Enqueue:
 		t.enqueue(c, r)
@@ -308,13 +310,16 @@ type tx struct {
 	event      Applied
 	expiring   uint64 // messages appended with a time to live
 
+	imp    *importValue // nil for none
+	reload bool         // what is derived from the keys is to be read again
+
 	key [64]byte
 	val []byte
 }
 
 // newTx starts a command: it moves the clock.
 func (s *QueueStateMachine) newTx(index Index, c Command) *tx {
-	t := &tx{s: s, index: index, stamp: c.CommandStamp(), meta: s.meta, tail: s.tail}
+	t := &tx{s: s, index: index, stamp: c.CommandStamp(), meta: s.meta, tail: s.tail, imp: s.imp}
 	t.val = s.scratch[:0]
 	if e, ok := c.(*Enqueue); ok && !s.mayDrop(e) {
 		t.b = s.shard.NewBatch()
@@ -368,11 +373,15 @@ func (t *tx) commit() {
 	defer s.mu.Unlock()
 	check(s.shard.Commit(t.b))
 	s.expiry.appended.Add(t.expiring) // after the commit: see Chores
-	s.meta, s.tail = t.meta, t.tail
+	s.meta, s.tail, s.imp = t.meta, t.tail, t.imp
 	if t.gone != nil {
 		s.gone = t.gone
 	}
 	t.publishGroups()
+	if t.reload {
+		s.deriveLocked()
+		t.event.Groups = append(t.event.Groups, s.ids...)
+	}
 	t.event.Last = t.meta.Last
 	s.last = t.event
 }

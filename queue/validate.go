@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/tierq/tierq/queue/code"
@@ -392,6 +393,24 @@ func (c *Retention) validate() *code.Error {
 		if err := c.Options.Validate(); err != nil {
 			return invalid("Options: %v", err)
 		}
+	}
+	return c.validateState()
+}
+
+// validateState checks the parts that replace or continue a state: they stand alone.
+func (c *Retention) validateState() *code.Error {
+	if c.Import == nil && c.Recover == nil {
+		return nil
+	}
+	alone := Retention{Stamp: c.Stamp, Import: c.Import}
+	if c.Import == nil {
+		alone.Recover = c.Recover
+	}
+	if !bytes.Equal(appendCommand(nil, c), appendCommand(nil, &alone)) {
+		return invalid("Import and Recover stand alone in their command")
+	}
+	if c.Import != nil {
+		return c.Import.validate()
 	}
 	return nil
 }

@@ -13,15 +13,17 @@ const (
 	metaFormat     = 1
 	messageFormat  = 1
 	producerFormat = 1
-	dedupFormat    = 1
-	groupFormat    = 1
-	retryFormat    = 1
-	leaseFormat    = 1
-	deadFormat     = 1
-	opFormat       = 1
-	countFormat    = 1
-	doneFormat     = 1
-	exportFormat   = 1
+	// producerFormat2 is that of a producer that has registered since the shard's first recovery.
+	producerFormat2 = 2
+	dedupFormat     = 1
+	groupFormat     = 1
+	retryFormat     = 1
+	leaseFormat     = 1
+	deadFormat      = 1
+	opFormat        = 1
+	countFormat     = 1
+	doneFormat      = 1
+	exportFormat    = 1
 )
 
 // ErrCorrupt is wrapped by every error that a damaged key or value of the store gives: the replica must stop.
@@ -337,10 +339,17 @@ type producerValue struct {
 	low   Seq
 	last  Seq // the greatest seq accepted
 	runs  []run
+	// recovery is the shard's recovery number under which it registered. While it is not the shard's, the producer must
+	// come with a greater epoch.
+	recovery uint64
 }
 
 func (p *producerValue) encode(dst []byte) []byte {
-	dst = append(dst, producerFormat)
+	if p.recovery == 0 {
+		dst = append(dst, producerFormat)
+	} else {
+		dst = putUint(append(dst, producerFormat2), p.recovery)
+	}
 	dst = putUint(dst, p.epoch)
 	dst = putUint(dst, uint64(p.use))
 	dst = putUint(dst, uint64(p.low))
@@ -357,9 +366,18 @@ func (p *producerValue) encode(dst []byte) []byte {
 }
 
 func (p *producerValue) decode(b []byte) error {
-	r, err := readValue("producer", producerFormat, b)
+	format := byte(producerFormat)
+	if len(b) > 0 && b[0] == producerFormat2 {
+		format = producerFormat2
+	}
+	r, err := readValue("producer", format, b)
 	if err != nil {
 		return err
+	}
+	if format == producerFormat2 {
+		if p.recovery = r.uint(); p.recovery == 0 {
+			r.fail()
+		}
 	}
 	p.epoch, p.use = r.uint(), Stamp(r.uint())
 	p.low, p.last = Seq(r.uint()), Seq(r.uint())
