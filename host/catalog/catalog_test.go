@@ -343,6 +343,7 @@ func golden() map[string][]byte {
 		"create-queue":    Encode(&CreateQueue{OperationID: 77, Tenant: "default", Name: "orders", Options: options, Replicas: 2, Witnesses: 1}),
 		"configure-queue": Encode(&ConfigureQueue{Tenant: "default", Name: "orders", ExpectedID: 4, Options: options}),
 		"delete-queue":    Encode(&DeleteQueue{OperationID: 78, Tenant: "default", Name: "orders", ExpectedID: 4}),
+		"move-queue":      Encode(&MoveQueue{ExpectedID: 9, FromTenant: StagingTenant, FromName: "00000000000000ff-1", ToTenant: "default", ToName: "orders", ReplaceID: 4}),
 		"replica-report":  Encode(&ReplicaReport{Shard: 5, Replica: 2, Kind: ReportStarted, Nonce: 9}),
 		"result":          EncodeResult(Result{Code: code.QueueExistsMismatch, Detail: "other", Version: 12, Index: 13, Fleet: FleetID{1}, Host: h, Queue: q}),
 		"view":            EncodeView(v),

@@ -6,7 +6,8 @@ import (
 	"github.com/tierq/tierq/queue"
 )
 
-// Command is one change of the catalog: *InitFleet, *RegisterHost, *CreateQueue, *ConfigureQueue, *DeleteQueue, *ReplicaReport.
+// Command is one change of the catalog: *InitFleet, *RegisterHost, *CreateQueue, *ConfigureQueue, *DeleteQueue, *ReplicaReport,
+// *MoveQueue.
 //
 // Encoded form: version byte, tag byte, fields. Decode never panics, allocates in proportion to its input, and refuses
 // trailing bytes and unknown versions and tags.
@@ -26,6 +27,7 @@ const (
 	tagConfigureQueue = 4
 	tagDeleteQueue    = 5
 	tagReplicaReport  = 6
+	tagMoveQueue      = 16
 )
 
 // InitFleet gives the fleet its id, the key of its receipts, and the placement of the catalog itself. The first one wins; a
@@ -180,6 +182,8 @@ func (d *decoder) command(tag uint8) Command {
 		return &ConfigureQueue{Tenant: d.str(), Name: d.str(), ExpectedID: d.u64(), Options: d.options()}
 	case tagDeleteQueue:
 		return &DeleteQueue{OperationID: d.u64(), Tenant: d.str(), Name: d.str(), ExpectedID: d.u64()}
+	case tagMoveQueue:
+		return d.moveQueue()
 	case tagReplicaReport:
 		return &ReplicaReport{
 			Shard: d.u64(), Replica: queue.ReplicaID(d.u64()), Kind: ReportKind(d.u8()), Nonce: d.u64(),

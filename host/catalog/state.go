@@ -88,6 +88,8 @@ func (s *State) apply(c Command, r *Result) (changed bool, _ *refusal) {
 		return s.configureQueue(c, r)
 	case *DeleteQueue:
 		return s.deleteQueue(c)
+	case *MoveQueue:
+		return s.moveQueue(c, r)
 	case *ReplicaReport:
 		return s.reportReplica(c)
 	}
