@@ -361,6 +361,7 @@ func (n *Node) onLeader(shard uint64, leader queue.ReplicaID, term uint64) {
 	if d := n.desks[shard]; d != nil {
 		if leader != 0 {
 			d.leadership.elected(term)
+			d.keeper.LeaderKnown()
 		}
 		d.nudge()
 	}

@@ -227,6 +227,21 @@ func (k *Keeper) read(r Read) {
 	}
 }
 
+// LeaderKnown says that the shard has a leader as this replica knows it: if the first read has not completed, it is asked
+// again at once. A new shard has no leader when its keeper starts, and a group made before the first read completes is served
+// only after the wait of a new home. It does not block, and reads nothing if the first read is done.
+func (k *Keeper) LeaderKnown() {
+	k.mu.Lock()
+	due := !k.closed && !k.lease.BaseKnown()
+	if due {
+		k.readHold, k.readPause, k.retryIn = 0, 0, 0
+	}
+	k.mu.Unlock()
+	if due {
+		k.wantRead()
+	}
+}
+
 // maxRetry bounds the pause between two attempts at the first read that nobody waits for.
 const maxRetry = 5 * time.Second
 

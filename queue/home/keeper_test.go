@@ -105,6 +105,32 @@ func TestReceiveAckOfANewGroup(t *testing.T) {
 	})
 }
 
+// A shard has no leader when its keeper starts, and reads fail. Once one is known, the first read is asked again at once, so
+// that a group which is made then is served without the wait of a new home.
+func TestReceiveOfANewGroupAfterTheFirstElection(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, _ *Keeper) {
+		p := r.replicas[0]
+		cut := func(cut bool) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			p.cut = cut
+		}
+		cut(true)
+		k := p.restart()
+		pass(4 * time.Second) // several reads fail, and the next is seconds away
+		cut(false)
+		k.LeaderKnown()
+		synctest.Wait()
+		require.True(t, k.baseKnown())
+		before := r.boot()
+		r.create("g", p, queue.GroupConfig{})
+		r.send(1)
+		require.Equal(t, []int{1}, bodies(get(t, k, ReceiveRequest{Max: 1})))
+		require.Less(t, r.boot()-before, DefaultHomeLease/10, "it waited")
+		k.LeaderKnown() // again, for nothing
+	})
+}
+
 // B03: a poller that goes away gets nothing: the next message goes to the next poller, with attempt 1.
 func TestB03CanceledLongPoll(t *testing.T) {
 	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
