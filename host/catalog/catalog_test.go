@@ -269,7 +269,7 @@ func TestReplicasAgree(t *testing.T) {
 		a, b := NewState(), NewState()
 		var old *View
 		var oldBytes []byte
-		for i := range rapid.IntRange(1, 60).Draw(t, "commands") {
+		for i := range rapid.IntRange(1, 120).Draw(t, "commands") {
 			c := drawCommand(t)
 			ra, rb := a.Apply(uint64(i+1), c), b.Apply(uint64(i+1), c)
 			if !bytes.Equal(EncodeResult(ra), EncodeResult(rb)) {
@@ -302,7 +302,7 @@ func TestReplicasAgree(t *testing.T) {
 func drawCommand(t *rapid.T) Command {
 	small := func(label string) uint64 { return rapid.Uint64Range(0, 5).Draw(t, label) }
 	name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
-	switch rapid.IntRange(0, 6).Draw(t, "command") {
+	switch rapid.IntRange(0, 12).Draw(t, "command") {
 	case 0:
 		return &InitFleet{FleetID: FleetID{byte(small("fleet"))}, Members: []Replica{{ID: 1, HostID: 1, Birth: BirthInitial}}}
 	case 1, 2:
@@ -317,6 +317,18 @@ func drawCommand(t *rapid.T) Command {
 		return &ConfigureQueue{Name: name, ExpectedID: small("id"), Options: queue.QueueOptions{Version: small("version"), TTLMs: small("ttl")}}
 	case 5:
 		return &DeleteQueue{OperationID: small("operation"), Name: name, ExpectedID: small("id")}
+	case 6:
+		return &JoinHost{Host: host(small("host"), HostFull), Incarnation: small("incarnation"), TokenID: small("token"), NowMs: small("now")}
+	case 7:
+		return &CreateJoinToken{Token: JoinToken{ID: small("token"), ExpiresMs: small("expires")}, NowMs: small("now")}
+	case 8:
+		return &DrainHost{HostID: small("host"), Cancel: rapid.Bool().Draw(t, "cancel")}
+	case 9:
+		return &RemoveHost{HostID: small("host"), Lost: rapid.Bool().Draw(t, "lost")}
+	case 10:
+		return &StartMove{Shard: small("shard"), From: queue.ReplicaID(small("replica")), ToHost: small("host")}
+	case 11:
+		return &MoveReport{Shard: small("shard"), To: queue.ReplicaID(small("replica")), Event: MoveEvent(small("event"))}
 	default:
 		return &ReplicaReport{Shard: small("shard"), Replica: queue.ReplicaID(small("replica")), Kind: ReportKind(small("kind")), Nonce: small("nonce")}
 	}
@@ -338,16 +350,34 @@ func golden() map[string][]byte {
 		created:    map[uint64]uint64{77: 4, 3: 1},
 	})
 	return map[string][]byte{
-		"init-fleet":      Encode(&InitFleet{FleetID: FleetID{1, 2}, MACKey: [32]byte{3, 4}, Members: members}),
-		"register-host":   Encode(&RegisterHost{h}),
-		"create-queue":    Encode(&CreateQueue{OperationID: 77, Tenant: "default", Name: "orders", Options: options, Replicas: 2, Witnesses: 1}),
-		"configure-queue": Encode(&ConfigureQueue{Tenant: "default", Name: "orders", ExpectedID: 4, Options: options}),
-		"delete-queue":    Encode(&DeleteQueue{OperationID: 78, Tenant: "default", Name: "orders", ExpectedID: 4}),
-		"move-queue":      Encode(&MoveQueue{ExpectedID: 9, FromTenant: StagingTenant, FromName: "00000000000000ff-1", ToTenant: "default", ToName: "orders", ReplaceID: 4}),
-		"replica-report":  Encode(&ReplicaReport{Shard: 5, Replica: 2, Kind: ReportStarted, Nonce: 9}),
-		"result":          EncodeResult(Result{Code: code.QueueExistsMismatch, Detail: "other", Version: 12, Index: 13, Fleet: FleetID{1}, Host: h, Queue: q}),
-		"view":            EncodeView(v),
+		"init-fleet":        Encode(&InitFleet{FleetID: FleetID{1, 2}, MACKey: [32]byte{3, 4}, Members: members}),
+		"register-host":     Encode(&RegisterHost{h}),
+		"create-queue":      Encode(&CreateQueue{OperationID: 77, Tenant: "default", Name: "orders", Options: options, Replicas: 2, Witnesses: 1}),
+		"configure-queue":   Encode(&ConfigureQueue{Tenant: "default", Name: "orders", ExpectedID: 4, Options: options}),
+		"delete-queue":      Encode(&DeleteQueue{OperationID: 78, Tenant: "default", Name: "orders", ExpectedID: 4}),
+		"move-queue":        Encode(&MoveQueue{ExpectedID: 9, FromTenant: StagingTenant, FromName: "00000000000000ff-1", ToTenant: "default", ToName: "orders", ReplaceID: 4}),
+		"replica-report":    Encode(&ReplicaReport{Shard: 5, Replica: 2, Kind: ReportStarted, Nonce: 9}),
+		"result":            EncodeResult(Result{Code: code.QueueExistsMismatch, Detail: "other", Version: 12, Index: 13, Fleet: FleetID{1}, Host: h, Queue: q}),
+		"view":              EncodeView(v),
+		"join-host":         Encode(&JoinHost{Host: h, Incarnation: 5, TokenID: 6, TokenHash: [32]byte{7}, NowMs: 8}),
+		"create-join-token": Encode(&CreateJoinToken{Token: JoinToken{ID: 6, Hash: [32]byte{7}, ExpiresMs: 9}, NowMs: 8}),
+		"drain-host":        Encode(&DrainHost{HostID: 3, Cancel: true}),
+		"remove-host":       Encode(&RemoveHost{HostID: 3, Lost: true}),
+		"start-move":        Encode(&StartMove{Shard: 5, From: 2, ToHost: 4}),
+		"move-report":       Encode(&MoveReport{Shard: 5, To: 3, Event: MovePromoted}),
+		"view-sections":     EncodeView(goldenSections(v)),
 	}
+}
+
+// goldenSections is a view with every section.
+func goldenSections(v *View) *View {
+	d := v.d
+	d.incarnations = map[uint64]uint64{3: 30, 1: 10}
+	d.hostStates = map[uint64]HostState{3: HostLost}
+	d.removed = map[uint64]bool{2: true}
+	d.moves = map[uint64]Move{1: {Shard: 1, From: 1, To: 2, Step: MoveLeave, Undo: true}}
+	d.joinTokens = map[uint64]JoinToken{6: {ID: 6, Hash: [32]byte{7}, ExpiresMs: 9}}
+	return newView(d)
 }
 
 func TestGoldenBytes(t *testing.T) {
@@ -363,17 +393,21 @@ func TestGoldenBytes(t *testing.T) {
 	v, err := DecodeView(golden()["view"])
 	require.NoError(t, err)
 	require.Equal(t, golden()["view"], EncodeView(v))
+	v, err = DecodeView(golden()["view-sections"])
+	require.NoError(t, err)
+	require.Equal(t, golden()["view-sections"], EncodeView(v))
 }
 
 func TestViewCorruption(t *testing.T) {
-	b := golden()["view"]
-	for i := range b {
-		bad := bytes.Clone(b)
-		bad[i] ^= 0x10
-		_, err := DecodeView(bad)
-		require.ErrorIs(t, err, ErrCorrupt, "byte %d", i)
-		_, err = DecodeView(b[:i])
-		require.ErrorIs(t, err, ErrCorrupt, "cut at %d", i)
+	for _, b := range [][]byte{golden()["view"], golden()["view-sections"]} {
+		for i := range b {
+			bad := bytes.Clone(b)
+			bad[i] ^= 0x10
+			_, err := DecodeView(bad)
+			require.ErrorIs(t, err, ErrCorrupt, "byte %d", i)
+			_, err = DecodeView(b[:i])
+			require.ErrorIs(t, err, ErrCorrupt, "cut at %d", i)
+		}
 	}
 }
 
@@ -435,6 +469,7 @@ func FuzzDecode(f *testing.F) {
 
 func FuzzDecodeView(f *testing.F) {
 	f.Add(golden()["view"])
+	f.Add(golden()["view-sections"])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		v, err := DecodeView(b)
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 // Command is one change of the catalog: *InitFleet, *RegisterHost, *CreateQueue, *ConfigureQueue, *DeleteQueue, *ReplicaReport,
-// *MoveQueue.
+// *MoveQueue, *JoinHost, *CreateJoinToken, *DrainHost, *RemoveHost, *StartMove, *MoveReport.
 //
 // Encoded form: version byte, tag byte, fields. Decode never panics, allocates in proportion to its input, and refuses
 // trailing bytes and unknown versions and tags.
@@ -21,13 +21,19 @@ const commandVersion = 1
 
 // The tags. Part of the format; do not renumber.
 const (
-	tagInitFleet      = 1
-	tagRegisterHost   = 2
-	tagCreateQueue    = 3
-	tagConfigureQueue = 4
-	tagDeleteQueue    = 5
-	tagReplicaReport  = 6
-	tagMoveQueue      = 16
+	tagInitFleet       = 1
+	tagRegisterHost    = 2
+	tagCreateQueue     = 3
+	tagConfigureQueue  = 4
+	tagDeleteQueue     = 5
+	tagReplicaReport   = 6
+	tagJoinHost        = 7
+	tagCreateJoinToken = 8
+	tagDrainHost       = 9
+	tagRemoveHost      = 10
+	tagStartMove       = 11
+	tagMoveReport      = 12
+	tagMoveQueue       = 16
 )
 
 // InitFleet gives the fleet its id, the key of its receipts, and the placement of the catalog itself. The first one wins; a
@@ -188,6 +194,18 @@ func (d *decoder) command(tag uint8) Command {
 		return &ReplicaReport{
 			Shard: d.u64(), Replica: queue.ReplicaID(d.u64()), Kind: ReportKind(d.u8()), Nonce: d.u64(),
 		}
+	case tagJoinHost:
+		return d.joinHost()
+	case tagCreateJoinToken:
+		return &CreateJoinToken{Token: d.joinToken(), NowMs: d.u64()}
+	case tagDrainHost:
+		return &DrainHost{HostID: d.u64(), Cancel: d.bool()}
+	case tagRemoveHost:
+		return &RemoveHost{HostID: d.u64(), Lost: d.bool()}
+	case tagStartMove:
+		return &StartMove{Shard: d.u64(), From: queue.ReplicaID(d.u64()), ToHost: d.u64()}
+	case tagMoveReport:
+		return &MoveReport{Shard: d.u64(), To: queue.ReplicaID(d.u64()), Event: MoveEvent(d.u8())}
 	}
 	d.err = errMalformed
 	return nil

@@ -71,6 +71,7 @@ func (s *State) drop(q Queue) {
 		p := s.d.placements[shard]
 		p.Deleted = true
 		s.d.placements[shard] = p
+		delete(s.d.moves, shard)
 	}
 	delete(s.d.queues, q.Key())
 }

@@ -23,7 +23,7 @@ func checkLayout(replicas, witnesses uint32) *refusal {
 // place chooses hosts for each partition of a queue: distinct failure domains, least loaded first, ties by id. Each partition sees
 // the load of the ones before it. Nothing is changed.
 func (s *State) place(q Queue) ([][]Replica, *refusal) {
-	load := s.load()
+	load := s.d.load()
 	placed := make([][]Replica, q.Options.Partitions)
 	for i := range placed {
 		hosts := s.choose(load, int(q.Replicas), int(q.Witnesses))
@@ -44,14 +44,14 @@ func (s *State) place(q Queue) ([][]Replica, *refusal) {
 }
 
 // load counts the replicas that each host has, of shards that are not deleted.
-func (s *State) load() map[uint64]int {
-	load := make(map[uint64]int, len(s.d.hosts))
-	for _, p := range s.d.placements {
+func (d *data) load() map[uint64]int {
+	load := make(map[uint64]int, len(d.hosts))
+	for _, p := range d.placements {
 		if p.Deleted {
 			continue
 		}
 		for _, r := range p.Replicas {
-			if r.State != ReplicaRemoved {
+			if r.State != ReplicaRemoved && r.State != ReplicaRetired {
 				load[r.HostID]++
 			}
 		}
@@ -98,7 +98,7 @@ func (s *State) distinct(load map[uint64]int, role HostRole, n int, used map[str
 func (s *State) candidates(load map[uint64]int, role HostRole) []Host {
 	var hosts []Host
 	for _, h := range s.d.hosts {
-		if h.Role == role && load[h.ID] < MaxReplicasPerHost {
+		if h.Role == role && s.d.hostStates[h.ID] == HostActive && load[h.ID] < MaxReplicasPerHost {
 			hosts = append(hosts, h)
 		}
 	}

@@ -16,7 +16,8 @@ import (
 //  1. shard and queue ids lie below the next ones; shards of queues begin at FirstQueueShard;
 //  2. a queue's shards are placed, not deleted, and name it; a placement of a queue that is not deleted belongs to one;
 //  3. replica ids of a placement ascend from 1, and no two of its replicas that are not removed are on one host;
-//  4. a witness is never an initial member.
+//  4. a witness is never an initial member;
+//  5. a move is of a shard that is not deleted, between two of its replicas that are not out of it; and there are at most MaxMoves.
 type State struct {
 	d    data
 	view atomic.Pointer[View] // of the present version, or nil
@@ -34,6 +35,12 @@ type data struct {
 	queues     map[QueueKey]Queue
 	placements map[uint64]Placement
 	created    map[uint64]uint64 // operation id of a creation → queue id, for ever
+
+	incarnations map[uint64]uint64    // host → that of its data directory
+	hostStates   map[uint64]HostState // without the active ones
+	removed      map[uint64]bool      // ids of removed hosts, for ever
+	moves        map[uint64]Move      // by shard
+	joinTokens   map[uint64]JoinToken
 }
 
 // NewState returns the catalog of a fleet that does not exist yet.
@@ -45,6 +52,12 @@ func NewState() *State {
 		queues:     make(map[QueueKey]Queue),
 		placements: make(map[uint64]Placement),
 		created:    make(map[uint64]uint64),
+
+		incarnations: make(map[uint64]uint64),
+		hostStates:   make(map[uint64]HostState),
+		removed:      make(map[uint64]bool),
+		moves:        make(map[uint64]Move),
+		joinTokens:   make(map[uint64]JoinToken),
 	}}
 }
 
@@ -92,6 +105,18 @@ func (s *State) apply(c Command, r *Result) (changed bool, _ *refusal) {
 		return s.moveQueue(c, r)
 	case *ReplicaReport:
 		return s.reportReplica(c)
+	case *JoinHost:
+		return s.joinHost(c, r)
+	case *CreateJoinToken:
+		return s.createJoinToken(c)
+	case *DrainHost:
+		return s.drainHost(c, r)
+	case *RemoveHost:
+		return s.removeHost(c, r)
+	case *StartMove:
+		return s.startMove(c)
+	case *MoveReport:
+		return s.reportMove(c)
 	}
 	return false, refuse(code.Malformed, "unknown command")
 }
@@ -120,6 +145,9 @@ func (s *State) registerHost(c *RegisterHost, r *Result) (bool, *refusal) {
 	r.Host = old
 	if refused := checkHost(c.Host); refused != nil {
 		return false, refused
+	}
+	if s.d.removed[c.Host.ID] {
+		return false, refuse(code.HostRefused, "host %d was removed from the fleet: give this host another id", c.Host.ID)
 	}
 	if known && old.Role != c.Host.Role {
 		return false, refuse(code.MutationFenced, "host %d is registered as %v and never changes its role: give this host another id", old.ID, old.Role)
@@ -283,6 +311,7 @@ func (s *State) deleteQueue(c *DeleteQueue) (bool, *refusal) {
 		p := s.d.placements[shard]
 		p.Deleted = true
 		s.d.placements[shard] = p
+		delete(s.d.moves, shard)
 	}
 	delete(s.d.queues, q.Key())
 	return true, nil
@@ -331,10 +360,12 @@ func moved(p Placement, r Replica, c *ReplicaReport) (Replica, *refusal) {
 		if r.State == ReplicaPlanned {
 			return r, refuse(code.MutationFenced, "replica %d of shard %d was never started", r.ID, p.Shard)
 		}
-		r.State = max(r.State, ReplicaLost)
+		if !r.State.Gone() {
+			r.State = ReplicaLost
+		}
 	case ReportRemoved:
-		if !p.Deleted {
-			return r, refuse(code.MutationFenced, "shard %d is not deleted", p.Shard)
+		if !p.Deleted && r.State != ReplicaRetired && r.State != ReplicaRemoved {
+			return r, refuse(code.MutationFenced, "shard %d is not deleted, and replica %d is not out of it", p.Shard, r.ID)
 		}
 		r.State = ReplicaRemoved
 	default:
@@ -375,7 +406,7 @@ func (s *State) Check() error {
 			}
 		}
 	}
-	return nil
+	return s.checkMoves()
 }
 
 func (s *State) checkPlacement(p Placement) error {

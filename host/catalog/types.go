@@ -143,7 +143,12 @@ const (
 	ReplicaLost ReplicaState = 2
 	// ReplicaRemoved is out of its shard, and its host has removed its data.
 	ReplicaRemoved ReplicaState = 3
+	// ReplicaRetired is out of its shard, and its host is to remove its data. It comes before ReplicaRemoved.
+	ReplicaRetired ReplicaState = 4
 )
+
+// Gone says that a replica is never started again.
+func (s ReplicaState) Gone() bool { return s >= ReplicaLost }
 
 // String returns the state's name.
 func (s ReplicaState) String() string {
@@ -156,6 +161,8 @@ func (s ReplicaState) String() string {
 		return "lost"
 	case ReplicaRemoved:
 		return "removed"
+	case ReplicaRetired:
+		return "retired"
 	}
 	return fmt.Sprintf("ReplicaState(%d)", uint8(s))
 }
@@ -166,11 +173,14 @@ type Replica struct {
 	HostID uint64
 	Birth  Birth
 	State  ReplicaState
-	// Member says that the shard's membership has been seen to contain a replica that was not born initial.
+	// Member says that a replica that was not born initial votes: a witness was added, one born non-voting was promoted.
 	Member bool
 	// Nonce is the random number under which the replica's host claimed its one first start.
 	Nonce uint64
 }
+
+// Votes says whether a replica is, as far as the catalog knows, among the voters of its shard.
+func (r Replica) Votes() bool { return (r.Birth == BirthInitial || r.Member) && !r.State.Gone() }
 
 // Placement is where a shard's replicas live. It is kept for ever; of a deleted one only what a returning host needs is true.
 type Placement struct {

@@ -33,6 +33,12 @@ func (s *State) Seal() *View {
 		queues:     maps.Clone(s.d.queues),
 		placements: maps.Clone(s.d.placements),
 		created:    maps.Clone(s.d.created),
+
+		incarnations: maps.Clone(s.d.incarnations),
+		hostStates:   maps.Clone(s.d.hostStates),
+		removed:      maps.Clone(s.d.removed),
+		moves:        maps.Clone(s.d.moves),
+		joinTokens:   maps.Clone(s.d.joinTokens),
 	})
 	s.view.Store(v)
 	return v
@@ -143,7 +149,11 @@ func (v *View) HostOf(shard uint64, replica queue.ReplicaID) (Host, bool) {
 // The encoded view: magic, version of the layout, body, CRC-32C of all before it. A snapshot of the catalog is the same.
 const viewMagic = "TQCATALG"
 
-const viewVersion = 1
+// The layouts: the second is the first with sections behind it, and is written when there is one.
+const (
+	viewVersion         = 1
+	viewVersionSections = 2
+)
 
 var crcTable = crc32.MakeTable(crc32.Castagnoli)
 
@@ -154,7 +164,12 @@ var ErrCorrupt = errors.New("catalog view is corrupt")
 func EncodeView(v *View) []byte {
 	d := &v.d
 	e := &encoder{b: []byte(viewMagic)}
-	e.u16(viewVersion)
+	sections := d.sections()
+	if len(sections) > 0 {
+		e.u16(viewVersionSections)
+	} else {
+		e.u16(viewVersion)
+	}
 	e.u64(d.version)
 	e.b = append(e.b, d.fleet[:]...)
 	e.b = append(e.b, d.macKey[:]...)
@@ -176,6 +191,9 @@ func EncodeView(v *View) []byte {
 	for _, op := range slices.Sorted(maps.Keys(d.created)) {
 		e.u64(op)
 		e.u64(d.created[op])
+	}
+	if len(sections) > 0 {
+		e.sections(sections)
 	}
 	e.u32(crc32.Checksum(e.b, crcTable))
 	return e.b
@@ -203,10 +221,14 @@ func decodeData(b []byte) (data, error) {
 		return data{}, fmt.Errorf("%w: its checksum does not match", ErrCorrupt)
 	}
 	d := &decoder{b: body[len(viewMagic):]}
-	if v := d.u16(); v != viewVersion {
-		return data{}, fmt.Errorf("%w: layout version %d is not known to this binary", ErrCorrupt, v)
+	version := d.u16()
+	if version != viewVersion && version != viewVersionSections {
+		return data{}, fmt.Errorf("%w: layout version %d is not known to this binary", ErrCorrupt, version)
 	}
 	out := d.data()
+	if version == viewVersionSections {
+		d.sections(&out)
+	}
 	if err := d.end(); err != nil {
 		return data{}, fmt.Errorf("%w: %w", ErrCorrupt, err)
 	}

@@ -73,6 +73,7 @@ const (
 	NoPlacement         Code = 0x2009
 	GroupPaused         Code = 0x200a
 	LimitReached        Code = 0x200b
+	HostRefused         Code = 0x200c // removed from the fleet, or back without its data
 
 	Backpressure         Code = 0x4001
 	QuotaExceeded        Code = 0x4002

@@ -44,6 +44,7 @@ var table = []Info{
 	{NoPlacement, "NO_PLACEMENT", ClassPermanent, "the fleet has not enough hosts in distinct failure domains for this layout: add hosts or ask for fewer replicas"},
 	{GroupPaused, "GROUP_PAUSED", ClassTransient, "the group or queue is paused: resume it"},
 	{LimitReached, "LIMIT_REACHED", ClassPermanent, "a limit of this host or shard is reached: the details name it, remove something or add hosts"},
+	{HostRefused, "HOST_REFUSED", ClassFatal, "the fleet does not take this host back: give it another id and an empty data directory, and let it join with a token"},
 	{Backpressure, "BACKPRESSURE", ClassTransient, "too much is in flight: repeat after a pause"},
 	{QuotaExceeded, "QUOTA_EXCEEDED", ClassTransient, "the tenant's quota is used up: slow down, or raise it with `tierq tenant`"},
 	{RateLimited, "RATE_LIMITED", ClassTransient, "requests come faster than the limit allows: slow down"},
