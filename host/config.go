@@ -2,6 +2,7 @@ package host
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -115,6 +116,9 @@ type Config struct {
 	OnReplicaStarted func(shard uint64, replica queue.ReplicaID, r queue.Reader)
 	// OnReplicaStopped is called after the last OnApplied of a full replica that was started.
 	OnReplicaStopped func(shard uint64)
+	// OnLeave is called before this host's full replica of a queue leaves its shard: it hands the homes that are here over, and returns
+	// an error while some are left, to be called again. It may block until ctx ends.
+	OnLeave func(ctx context.Context, shard uint64) error
 	// OnLeader is called when a replica of this host learns of a leader, 0 for none. It may be late: a dead leader stays until
 	// an election.
 	OnLeader func(shard uint64, leader queue.ReplicaID, term uint64)

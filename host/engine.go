@@ -319,7 +319,7 @@ func (h *RaftHost) successor(run *running) (to queue.ReplicaID) {
 	p, _ := h.placement(run.shard)
 	var most uint64
 	for _, r := range p.Replicas {
-		if r.ID == run.id || r.Birth == catalog.BirthWitness || r.State != catalog.ReplicaStarted {
+		if r.ID == run.id || r.Birth == catalog.BirthWitness || r.State != catalog.ReplicaStarted || !r.Votes() || h.Catalog().Leaves(run.shard, r.ID) {
 			continue
 		}
 		report, ok := h.peers.Reported(r.HostID, run.shard)

@@ -231,15 +231,16 @@ func (h *RaftHost) initFleet(ctx context.Context) bool {
 
 // register tells the catalog this host's addresses and domain, until it has them.
 func (h *RaftHost) register(ctx context.Context) bool {
-	spec, _ := h.cfg.self()
-	want := catalog.Host{
-		ID: spec.ID, Role: spec.Role, RaftAddr: spec.RaftAddr, PeerAddr: spec.PeerAddr, ClientAddr: spec.ClientAddr, Domain: spec.Domain,
-	}
+	want := h.ownHost()
 	said := ""
 	for ctx.Err() == nil {
-		r, err := h.ProposeCatalog(ctx, &catalog.RegisterHost{Host: want})
+		r, err := h.ProposeCatalog(ctx, &catalog.JoinHost{Host: want, Incarnation: h.incarnation()})
 		if err == nil {
 			err = r.Err()
+		}
+		if refusedForGood(err) {
+			h.refuse(err)
+			return false
 		}
 		if err == nil {
 			return h.AwaitCatalog(ctx, r.Version) == nil
@@ -306,13 +307,8 @@ func (h *RaftHost) followCatalog(ctx context.Context) {
 	for ctx.Err() == nil {
 		if h.holdsCatalog() {
 			h.setView(h.catalog.View())
-			select {
-			case <-h.applied:
-			case <-ctx.Done():
-			}
-			continue
-		}
-		if err := h.watchCatalog(ctx); err != nil {
+			h.followOwn(ctx)
+		} else if err := h.watchCatalog(ctx); err != nil {
 			h.log.Debug("the catalog cannot be watched now", zap.Error(err))
 			pause(ctx, joinPause)
 		}
@@ -326,10 +322,58 @@ func (h *RaftHost) followCatalog(ctx context.Context) {
 	}
 }
 
-// holdsCatalog says whether a full replica of the catalog runs here.
+// followOwn waits for a change of this host's own replica of the catalog. One that was replaced while this host was away is told of nothing
+// any more: when another host has a newer catalog, that is taken.
+func (h *RaftHost) followOwn(ctx context.Context) {
+	timer := time.NewTimer(ownCatalogWait)
+	defer timer.Stop()
+	select {
+	case <-h.applied:
+	case <-ctx.Done():
+	case <-timer.C:
+		if hostID, newer := h.newerCatalog(); newer {
+			if err := h.watchCatalogAt(ctx, hostID); err != nil {
+				h.log.Debug("a newer catalog cannot be read now", zap.Error(err))
+			}
+		}
+	}
+}
+
+// ownCatalogWait is how long this host's replica of the catalog may be silent before the others are looked at.
+const ownCatalogWait = time.Second
+
+// newerCatalog returns the host that is alive and reports the newest catalog, if that is newer than this host's.
+func (h *RaftHost) newerCatalog() (hostID uint64, ok bool) {
+	most := h.Catalog().Version()
+	for _, id := range h.book.others(h.cfg.HostID) {
+		if alive, _ := h.Alive(id); alive && h.peers.CatalogVersion(id) > most {
+			hostID, most = id, h.peers.CatalogVersion(id)
+		}
+	}
+	return hostID, hostID != 0
+}
+
+// viewHost returns a host to ask for a newer catalog: any has one, those that hold it sooner.
+func (h *RaftHost) viewHost() (uint64, error) {
+	if hostID, ok := h.newerCatalog(); ok {
+		return hostID, nil
+	}
+	others := h.book.others(h.cfg.HostID)
+	if turn := h.turn.Add(1); len(others) > 0 && (h.Catalog().Version() == 0 || turn%4 == 0) {
+		return others[turn%uint64(len(others))], nil
+	}
+	return h.catalogHost()
+}
+
+// holdsCatalog says whether a full replica of the catalog runs here that votes.
 func (h *RaftHost) holdsCatalog() bool {
-	r, ok := h.replicas.Load(catalog.ShardID)
-	return ok && !r.(*running).witness
+	v, ok := h.replicas.Load(catalog.ShardID)
+	if !ok || v.(*running).witness {
+		return false
+	}
+	p, known := h.Catalog().Placement(catalog.ShardID)
+	r, _ := p.Replica(v.(*running).id)
+	return !known || r.Votes()
 }
 
 // watchWait is how long a watch lasts without news. It is short enough that a host which becomes a member notices.
@@ -345,10 +389,14 @@ func (h *RaftHost) watchCatalog(ctx context.Context) error {
 		}
 		return nil
 	}
-	hostID, err := h.catalogHost()
+	hostID, err := h.viewHost()
 	if err != nil {
 		return err
 	}
+	return h.watchCatalogAt(ctx, hostID)
+}
+
+func (h *RaftHost) watchCatalogAt(ctx context.Context, hostID uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, watchWait+helloTimeout)
 	defer cancel()
 	resp, err := h.peers.Service(hostID).WatchCatalog(ctx, connect.NewRequest(&peerv1.WatchCatalogRequest{
@@ -380,7 +428,7 @@ func (h *RaftHost) catalogHost() (uint64, error) {
 	}
 	var alive, silent []uint64
 	for _, r := range p.Replicas {
-		if r.HostID == h.cfg.HostID || r.Birth == catalog.BirthWitness || r.State >= catalog.ReplicaLost {
+		if r.HostID == h.cfg.HostID || r.Birth == catalog.BirthWitness || !r.Votes() {
 			continue
 		}
 		if ok, _ := h.Alive(r.HostID); ok {
@@ -481,6 +529,13 @@ func (h *RaftHost) proposeCatalogOnce(ctx context.Context, command []byte, here 
 	if err != nil {
 		return catalog.Result{}, err
 	}
+	return h.proposeCatalogAt(ctx, hostID, command)
+}
+
+// proposeCatalogAt proposes at a host that holds the catalog.
+func (h *RaftHost) proposeCatalogAt(ctx context.Context, hostID uint64, command []byte) (catalog.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, catalogAttempt)
+	defer cancel()
 	resp, err := h.peers.Service(hostID).ProposeCatalog(ctx, connect.NewRequest(&peerv1.ProposeCatalogRequest{Command: command}))
 	if err != nil {
 		return catalog.Result{}, peer.FromConnect(err)
@@ -632,8 +687,12 @@ func (b *peerBackend) ReadCatalog(ctx context.Context) (uint64, []byte, error) {
 }
 
 func (b *peerBackend) ProposeCatalog(ctx context.Context, command []byte) ([]byte, error) {
-	if _, err := catalog.Decode(command); err != nil {
+	c, err := catalog.Decode(command)
+	if err != nil {
 		return nil, code.New(code.Malformed, "%v", err)
+	}
+	if command, err = b.h.admitNewcomer(c, command); err != nil {
+		return nil, err
 	}
 	r, err := b.h.proposeHere(ctx, command)
 	if err != nil {

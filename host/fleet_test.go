@@ -21,11 +21,12 @@ const patience = 30 * time.Second
 
 // testFleet is several hosts in this process, on loopback.
 type testFleet struct {
-	t     *testing.T
-	dir   string
-	specs []HostSpec
-	hosts map[uint64]*RaftHost
-	tune  func(*Config) // may be nil
+	t           *testing.T
+	dir         string
+	specs       []HostSpec
+	hosts       map[uint64]*RaftHost
+	tune        func(*Config)   // may be nil
+	beforeStart func(*RaftHost) // called before a host starts; may be nil
 }
 
 // newTestFleet lists full hosts first and witness hosts behind them, and starts none.
@@ -79,6 +80,9 @@ func (f *testFleet) start(ids ...uint64) {
 		h, err := Open(f.config(id))
 		require.NoError(f.t, err)
 		f.hosts[id] = h
+		if f.beforeStart != nil {
+			f.beforeStart(h)
+		}
 		h.Start()
 	}
 }

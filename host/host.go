@@ -82,6 +82,15 @@ type RaftHost struct {
 	troubleWake chan struct{}
 	conflictAt  atomic.Int64 // unix seconds of the last report
 
+	begun   time.Time
+	leaving sync.Map // replicaKey → since when its homes are being handed over, where this host leads
+	// beforeMoveReport, if not nil, may keep a move's report from the catalog: a test's crash.
+	beforeMoveReport func(catalog.Move, catalog.MoveEvent) error
+
+	refused   chan struct{} // closed when the fleet does not take this host
+	refusal   error
+	refuseOne sync.Once
+
 	// Background work, all of which ends with ctx.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -146,6 +155,8 @@ func newRaftHost(cfg Config) *RaftHost {
 		ready:       make(chan struct{}),
 		troubles:    make(map[uint64]*trouble),
 		troubleWake: make(chan struct{}, 1),
+		begun:       time.Now(),
+		refused:     make(chan struct{}),
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	h.view.Store(catalog.NewState().Seal())
@@ -396,16 +407,34 @@ func (h *RaftHost) Alive(hostID uint64) (alive bool, since time.Duration) {
 	return h.peers.Alive(hostID)
 }
 
-// AwaitReady returns nil once the fleet is formed and this host is registered in its catalog, or a *code.Error when ctx ends.
+// AwaitReady returns nil once the fleet is formed and this host is registered in its catalog, or a *code.Error when ctx ends or the fleet does
+// not take this host.
 func (h *RaftHost) AwaitReady(ctx context.Context) error {
 	select {
 	case <-h.ready:
 		return nil
+	case <-h.refused:
+		return h.refusal
 	case <-ctx.Done():
 		return &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone, Text: h.notReady(), Cause: ctx.Err()}
 	case <-h.ctx.Done():
 		return shuttingDown()
 	}
+}
+
+// Refused is closed when the fleet does not take this host, for good: it was removed, or its data directory is not the one that the
+// fleet knows. Refusal then says why and what to do; the host should be closed.
+func (h *RaftHost) Refused() <-chan struct{} { return h.refused }
+
+// Refusal is valid once Refused is closed.
+func (h *RaftHost) Refusal() error { return h.refusal }
+
+func (h *RaftHost) refuse(err error) {
+	h.refuseOne.Do(func() {
+		h.refusal = err
+		h.log.Error("the fleet does not take this host", zap.Error(err))
+		close(h.refused)
+	})
 }
 
 // notReady says what the host waits for.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 
@@ -23,6 +24,9 @@ type identity struct {
 	HostID  uint64
 	Role    string
 	Fleet   string
+	// Incarnation is a random number of this directory; a host that comes back with another one has lost its data. 0 in directories from
+	// before there were any.
+	Incarnation uint64 `json:",omitempty"`
 	// Catalog are the catalog's members as they were when the fleet was formed: replica ids, hosts and births.
 	Catalog  []identityMember `json:",omitempty"`
 	Checksum uint32           // CRC-32C of the same with Checksum 0
@@ -69,7 +73,7 @@ func openIdentity(dir string, self HostSpec) (identity, error) {
 		if err := checkUnused(dir); err != nil {
 			return identity{}, err
 		}
-		id = identity{Version: identityVersion, HostID: self.ID, Role: self.Role.String()}
+		id = identity{Version: identityVersion, HostID: self.ID, Role: self.Role.String(), Incarnation: rand.Uint64() | 1}
 		return id, writeIdentity(dir, id)
 	}
 	if err != nil {
@@ -82,6 +86,10 @@ func openIdentity(dir string, self HostSpec) (identity, error) {
 	if id.Role != self.Role.String() {
 		return identity{}, fmt.Errorf("data directory %s belongs to a %s host, but host %d is configured as %v: a host never changes its role",
 			dir, id.Role, self.ID, self.Role)
+	}
+	if id.Incarnation == 0 {
+		id.Incarnation = rand.Uint64() | 1
+		return id, writeIdentity(dir, id)
 	}
 	return id, nil
 }

@@ -191,46 +191,6 @@ func TestOneFullHostLost(t *testing.T) {
 	})
 }
 
-// TestWipedHostDoesNotVoteAgain: a host whose data are gone is told so by the catalog and starts nothing that it had.
-func TestWipedHostDoesNotVoteAgain(t *testing.T) {
-	f := newTestFleet(t, 3, 0)
-	f.startAll()
-	f.settled(catalog.ShardID)
-	shard := f.create(1, "q", 3, 0).Shards[0]
-	f.settled(shard)
-	f.stop(2)
-	require.NoError(t, os.RemoveAll(f.config(2).DataDir))
-	f.start(2)
-	eventually(t, "the catalog knows", func() bool {
-		for _, s := range []uint64{catalog.ShardID, shard} {
-			p, _ := f.hosts[1].Catalog().Placement(s)
-			if r, ok := p.OnHost(2); !ok || r.State != catalog.ReplicaLost {
-				return false
-			}
-		}
-		return true
-	})
-	_, runs := f.hosts[2].SelfReplica(shard)
-	require.False(t, runs)
-	f.ready()
-	f.enqueue(f.leader(shard), shard)
-	// A wiped host creates queues all the same, and gets new replicas.
-	other := f.create(2, "other", 3, 0).Shards[0]
-	f.settled(other)
-
-	// One that lost its log only, or its store only, says so too.
-	f.stop(3)
-	require.NoError(t, os.RemoveAll(filepath.Join(f.config(3).DataDir, stateDir)))
-	f.start(3)
-	eventually(t, "the catalog knows", func() bool {
-		p, _ := f.hosts[1].Catalog().Placement(other)
-		r, _ := p.OnHost(3)
-		return r.State == catalog.ReplicaLost
-	})
-	_, runs = f.hosts[3].SelfReplica(catalog.ShardID)
-	require.True(t, runs, "the catalog is not in the store")
-}
-
 func TestProposeOutcomes(t *testing.T) {
 	f := newTestFleet(t, 2, 1)
 	f.startAll()

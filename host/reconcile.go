@@ -226,7 +226,7 @@ func (c *reconciler) complain(shard uint64, it *item, err error) {
 // passes says whether err is of those that pass by themselves, like an election.
 func passes(err error) bool {
 	var coded *code.Error
-	return errors.As(err, &coded) && coded.Code.Info().Class == code.ClassTransient
+	return errors.Is(err, errMoveWaits) || errors.As(err, &coded) && coded.Code.Info().Class == code.ClassTransient
 }
 
 // ownPlacements returns the shards that have, or had, a replica here; before there is a catalog, the catalog itself.
@@ -253,7 +253,7 @@ func (h *RaftHost) reconcileShard(ctx context.Context, p catalog.Placement) erro
 	if !ok {
 		return nil
 	}
-	if p.Deleted {
+	if p.Deleted || r.State == catalog.ReplicaRetired || r.State == catalog.ReplicaRemoved {
 		return h.removeReplica(ctx, p, r)
 	}
 	if _, ok := h.SelfReplica(p.Shard); !ok {
@@ -264,7 +264,7 @@ func (h *RaftHost) reconcileShard(ctx context.Context, p catalog.Placement) erro
 			return err
 		}
 	}
-	if err := h.claimLate(ctx, p, r); err != nil {
+	if err := errors.Join(h.claimLate(ctx, p, r), h.leave(ctx, p, r)); err != nil {
 		return err
 	}
 	switch leader, _ := h.ownLeader(p.Shard); {
@@ -275,7 +275,11 @@ func (h *RaftHost) reconcileShard(ctx context.Context, p catalog.Placement) erro
 	case leader != r.ID:
 		return nil
 	}
-	return errors.Join(h.addMembers(ctx, p), h.applyOptions(ctx, p))
+	err := errors.Join(h.addMembers(ctx, p), h.advanceMove(ctx, p), h.applyOptions(ctx, p))
+	if p.Shard == catalog.ShardID && h.Catalog().Version() > 0 {
+		err = errors.Join(err, h.planMoves(ctx))
+	}
+	return err
 }
 
 // admitReplica decides whether a replica that does not run here may be started, and records that it will be. The first start takes a
@@ -287,7 +291,7 @@ func (h *RaftHost) admitReplica(ctx context.Context, p catalog.Placement, r cata
 		return err
 	}
 	switch {
-	case r.State >= catalog.ReplicaLost:
+	case r.State.Gone():
 		return errLost
 	case rec.lost:
 		return h.reportLost(ctx, key)
@@ -368,7 +372,7 @@ func (h *RaftHost) reportLost(ctx context.Context, key replicaKey) error {
 	return errLost
 }
 
-// removeReplica removes what this host has of a replica of a deleted shard. It takes a linearizable read, so that a copy of a
+// removeReplica removes what this host has of a replica of a deleted shard, or of one that is out of its shard. It takes a linearizable read, so that a copy of a
 // catalog that is not the fleet's removes nothing, and a record on disk.
 func (h *RaftHost) removeReplica(ctx context.Context, p catalog.Placement, r catalog.Replica) error {
 	key := replicaKey{p.Shard, uint64(r.ID)}
@@ -392,8 +396,9 @@ func (h *RaftHost) removeHere(ctx context.Context, key replicaKey, birth catalog
 	if err != nil {
 		return err
 	}
-	if p, ok := v.Placement(key.shard); !ok || !p.Deleted {
-		return fmt.Errorf("the catalog says that shard %d is not deleted", key.shard)
+	p, _ := v.Placement(key.shard)
+	if r, _ := p.Replica(queue.ReplicaID(key.replica)); !p.Deleted && r.State != catalog.ReplicaRetired {
+		return fmt.Errorf("the catalog says that shard %d is not deleted, and replica %d not out of it", key.shard, key.replica)
 	}
 	if !rec.removing {
 		if err := h.journal.record(key, stepRemoving, 0); err != nil {
@@ -406,15 +411,16 @@ func (h *RaftHost) removeHere(ctx context.Context, key replicaKey, birth catalog
 			return err
 		}
 	}
-	h.log.Info("data of a deleted shard removed", zap.Uint64("shard", key.shard), zap.Uint64("replica", key.replica))
+	h.log.Info("data of a replica removed", zap.Uint64("shard", key.shard), zap.Uint64("replica", key.replica))
 	return h.journal.record(key, stepRemoved, 0)
 }
 
-// addMembers adds the replicas that were not born initial to a shard that this host leads.
+// addMembers adds the witnesses that a new shard which this host leads was placed with.
 func (h *RaftHost) addMembers(ctx context.Context, p catalog.Placement) error {
 	var errs []error
+	m, _ := h.Catalog().Move(p.Shard)
 	for _, r := range p.Replicas {
-		if r.Birth == catalog.BirthWitness && !r.Member && r.State < catalog.ReplicaLost {
+		if r.Birth == catalog.BirthWitness && !r.Member && !r.State.Gone() && r.ID != m.To {
 			errs = append(errs, h.addWitness(ctx, p.Shard, r))
 		}
 	}

@@ -44,7 +44,7 @@ func (s MoveStep) String() string {
 //
 //	add ─► catch-up ─► leave ─► remove ─► done: From is retired          a full replica
 //	add ──────────────────────► remove ─► done                           a witness
-//	  └────────┴─────────┴─────────┴─ abort ─► (undo) ─► done: To is retired
+//	  └────────┴─────────┴─ abort ─► (undo) ─► done: To is retired
 type Move struct {
 	Shard    uint64
 	From, To queue.ReplicaID
@@ -204,6 +204,9 @@ func (s *State) reportMove(c *MoveReport) (bool, *refusal) {
 		}
 		next.Step = MoveRemove
 	case MoveAborted:
+		if m.Step >= MoveRemove { // the old one may be out already
+			return false, refuse(code.MutationFenced, "the move of shard %d is at %v", c.Shard, m.Step)
+		}
 		next.Undo = true
 	case MoveDone:
 		if !m.Undo && m.Step < MoveRemove {

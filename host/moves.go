@@ -1,0 +1,276 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// A move (catalog.Move) replaces one replica of a shard by another one. Who does what:
+//
+//	the catalog's leader       begins moves, for replicas that are lost or on hosts that are drained, and gives up those
+//	                           whose new replica will not come (planMoves)
+//	the new replica's host     starts it, as it starts any planned replica: under a claim, in the role of its birth
+//	the shard's leader         adds it without a vote, promotes it when it has caught up, and removes the old one; a
+//	                           leader that is the old one hands over first (advanceMove)
+//	the old replica's host     hands its homes over before the removal, and removes its data after it (leave, removeReplica)
+//
+// Each of these looks at the catalog and at the shard's membership, does one thing, and reports it to the catalog. A crash in
+// between has it done again: adding what is a member, and removing what is none, is left out, and reports may be repeated.
+
+const (
+	// moveLag is how many entries a new replica may have less than the leader when it is given a vote.
+	moveLag = 64
+	// leaveTimeout is how long a shard's leader waits for the old replica's homes to be handed over. After it they are replaced as those of
+	// a dead host are.
+	leaveTimeout = 30 * time.Second
+	// abandonAfter is for how many silences a new replica's host may be silent before the move is given up.
+	abandonAfter = 30
+)
+
+// errMoveWaits says that a move waits for something that comes by itself; it is looked at again soon.
+var errMoveWaits = errors.New("a replica is being replaced")
+
+func moveWaits(m catalog.Move, format string, args ...any) error {
+	return fmt.Errorf("%w: the move from replica %d to %d waits: %s", errMoveWaits, m.From, m.To, fmt.Sprintf(format, args...))
+}
+
+// advanceMove takes the move of a shard that this host leads one step forward, if there is one.
+func (h *RaftHost) advanceMove(ctx context.Context, p catalog.Placement) error {
+	m, ok := h.Catalog().Move(p.Shard)
+	if !ok {
+		return nil
+	}
+	members, err := h.Membership(ctx, p.Shard)
+	if err != nil {
+		return err
+	}
+	to, _ := p.Replica(m.To)
+	from, _ := p.Replica(m.From)
+	switch {
+	case m.Undo:
+		return h.removeMember(ctx, m, members, to)
+	case m.Step == catalog.MoveAdd:
+		return h.addMember(ctx, m, members, to)
+	case m.Step == catalog.MoveCatchUp:
+		return h.promote(ctx, m, members, to)
+	case m.Step == catalog.MoveLeave:
+		return h.awaitLeave(ctx, m, from)
+	case m.Step == catalog.MoveRemove:
+		return h.removeMember(ctx, m, members, from)
+	}
+	return nil
+}
+
+// has says whether a replica is a member, voting or not.
+func (m Membership) has(id queue.ReplicaID) bool {
+	for _, role := range []map[queue.ReplicaID]uint64{m.Full, m.NonVoting, m.Witnesses} {
+		if _, ok := role[id]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+func (h *RaftHost) addMember(ctx context.Context, m catalog.Move, members Membership, to catalog.Replica) error {
+	if !members.has(to.ID) {
+		add := h.nodeHost.SyncRequestAddNonVoting
+		if to.Birth == catalog.BirthWitness {
+			add = h.nodeHost.SyncRequestAddWitness
+		}
+		if err := add(ctx, m.Shard, uint64(to.ID), Target(to.HostID), members.ChangeID); err != nil {
+			return fmt.Errorf("add replica %d at host %d: %w", to.ID, to.HostID, err)
+		}
+		h.log.Info("replica added", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(to.ID)), zap.Stringer("birth", to.Birth), zap.Uint64("on", to.HostID))
+	}
+	return h.reportMove(ctx, m, catalog.MoveAdded)
+}
+
+func (h *RaftHost) promote(ctx context.Context, m catalog.Move, members Membership, to catalog.Replica) error {
+	if _, votes := members.Full[to.ID]; !votes {
+		if err := h.caughtUp(m, to); err != nil {
+			return err
+		}
+		if err := h.nodeHost.SyncRequestAddReplica(ctx, m.Shard, uint64(to.ID), Target(to.HostID), members.ChangeID); err != nil {
+			return fmt.Errorf("promote replica %d at host %d: %w", to.ID, to.HostID, err)
+		}
+		h.log.Info("replica promoted", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(to.ID)), zap.Uint64("on", to.HostID))
+	}
+	return h.reportMove(ctx, m, catalog.MovePromoted)
+}
+
+// caughtUp returns nil once a new replica has reported nearly all that this host, which leads, has.
+func (h *RaftHost) caughtUp(m catalog.Move, to catalog.Replica) error {
+	report, ok := h.peers.Reported(to.HostID, m.Shard)
+	if alive, _ := h.Alive(to.HostID); !alive || !ok || report.Replica != uint64(to.ID) {
+		return moveWaits(m, "host %d does not run replica %d yet", to.HostID, to.ID)
+	}
+	run, err := h.running(m.Shard)
+	if err != nil {
+		return err
+	}
+	run.lastMu.Lock()
+	last, term := run.lastIndex, run.lastTerm
+	run.lastMu.Unlock()
+	if report.LastTerm != term || report.LastIndex+moveLag < last || report.Applied+moveLag < run.applied.Load() {
+		return moveWaits(m, "host %d has entry %d, applied %d, of %d", to.HostID, report.LastIndex, report.Applied, last)
+	}
+	return nil
+}
+
+// awaitLeave goes on when the old replica's host cannot hand homes over: the catalog hears from that host itself when it has.
+func (h *RaftHost) awaitLeave(ctx context.Context, m catalog.Move, from catalog.Replica) error {
+	since, _ := h.leaving.LoadOrStore(replicaKey{m.Shard, uint64(m.From)}, time.Now())
+	_, runs := h.peers.Reported(from.HostID, m.Shard)
+	alive, _ := h.Alive(from.HostID)
+	self := from.HostID == h.cfg.HostID
+	if time.Since(since.(time.Time)) < leaveTimeout && from.State != catalog.ReplicaLost && (self || alive && runs) {
+		return moveWaits(m, "host %d hands homes over", from.HostID)
+	}
+	h.leaving.Delete(replicaKey{m.Shard, uint64(m.From)})
+	return h.reportMove(ctx, m, catalog.MoveLeft)
+}
+
+// leave hands the homes of this host's replica over, when it is about to leave its shard.
+func (h *RaftHost) leave(ctx context.Context, p catalog.Placement, r catalog.Replica) error {
+	m, ok := h.Catalog().Move(p.Shard)
+	if !ok || m.Undo || m.From != r.ID || m.Step != catalog.MoveLeave {
+		return nil
+	}
+	if h.cfg.OnLeave != nil && r.Birth != catalog.BirthWitness && p.Shard != catalog.ShardID {
+		if err := h.cfg.OnLeave(ctx, p.Shard); err != nil {
+			return moveWaits(m, "%v", err)
+		}
+	}
+	return h.reportMove(ctx, m, catalog.MoveLeft)
+}
+
+// removeMember removes the replica that a move, or its undoing, takes out of a shard that this host leads. If that is this host's own it
+// hands over instead, and the next leader goes on.
+func (h *RaftHost) removeMember(ctx context.Context, m catalog.Move, members Membership, gone catalog.Replica) error {
+	if members.has(gone.ID) {
+		if gone.HostID == h.cfg.HostID {
+			return h.stepDown(ctx, m)
+		}
+		if err := h.nodeHost.SyncRequestDeleteReplica(ctx, m.Shard, uint64(gone.ID), members.ChangeID); err != nil {
+			return fmt.Errorf("remove replica %d at host %d: %w", gone.ID, gone.HostID, err)
+		}
+		h.log.Info("replica removed", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(gone.ID)), zap.Uint64("from", gone.HostID))
+	}
+	h.copies.drop(m.Shard, uint64(gone.ID))
+	return h.reportMove(ctx, m, catalog.MoveDone)
+}
+
+// stepDown hands the leadership of a shard to another voter, as this host's replica leaves it.
+func (h *RaftHost) stepDown(ctx context.Context, m catalog.Move) error {
+	run, err := h.running(m.Shard)
+	if err != nil {
+		return err
+	}
+	to := h.successor(run)
+	if to == 0 {
+		return moveWaits(m, "this host leads and nobody can take over")
+	}
+	if err := h.handOver(ctx, run, to, handOvers); err != nil {
+		return moveWaits(m, "replica %d did not take over: %v", to, err)
+	}
+	h.log.Info("leadership handed over by a replica that leaves", zap.Uint64("shard", m.Shard), zap.Uint64("to", uint64(to)))
+	return nil
+}
+
+// drop forgets what a replica that is out of its shard reported.
+func (c *copies) drop(shard, replica uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s, ok := c.shards[shard]; ok {
+		delete(s.replicas, replica)
+		s.signalLocked()
+	}
+}
+
+// reportMove tells the catalog what was done. A test may stop here, as a crash would.
+func (h *RaftHost) reportMove(ctx context.Context, m catalog.Move, e catalog.MoveEvent) error {
+	if h.beforeMoveReport != nil {
+		if err := h.beforeMoveReport(m, e); err != nil {
+			return err
+		}
+	}
+	r, err := h.ProposeCatalog(ctx, &catalog.MoveReport{Shard: m.Shard, To: m.To, Event: e})
+	if err == nil {
+		err = r.Err()
+	}
+	if err == nil {
+		h.log.Info("move goes on", zap.Uint64("shard", m.Shard), zap.Uint64("from", uint64(m.From)), zap.Uint64("to", uint64(m.To)), zap.Uint8("done", uint8(e)))
+	}
+	return err
+}
+
+// planMoves is done by the host that leads the catalog: it gives up moves that cannot end, begins those that must be made, and lets lost
+// hosts go that have nothing left. Every command is checked again where it is applied.
+func (h *RaftHost) planMoves(ctx context.Context) error {
+	v := h.Catalog()
+	var errs []error
+	propose := func(c catalog.Command) {
+		r, err := h.ProposeCatalog(ctx, c)
+		if err == nil {
+			err = r.Err()
+		}
+		// A refusal means that the catalog has changed since: the next round looks at it.
+		var refused *code.Error
+		if errors.As(err, &refused) && refused.Effect == code.EffectNone && !passes(err) {
+			h.log.Debug("the catalog did not take a plan", zap.Error(err))
+			return
+		}
+		errs = append(errs, err)
+	}
+	for _, m := range v.Moves() {
+		if why := h.hopeless(v, m); why != "" {
+			h.log.Info("move given up", zap.Uint64("shard", m.Shard), zap.Uint64("to", uint64(m.To)), zap.String("because", why))
+			propose(&catalog.MoveReport{Shard: m.Shard, To: m.To, Event: catalog.MoveAborted})
+		}
+	}
+	for _, host := range v.Hosts() {
+		if v.HostState(host.ID) == catalog.HostLost && v.Left(host.ID) == 0 {
+			propose(&catalog.RemoveHost{HostID: host.ID})
+		}
+	}
+	free := catalog.MaxMoves - len(v.Moves())
+	for _, planned := range v.Evacuation(h.mayReceive) {
+		if free > 0 && planned.ToHost != 0 {
+			free--
+			propose(planned.Command())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// mayReceive says whether a host can be given a replica now.
+func (h *RaftHost) mayReceive(hostID uint64) bool {
+	alive, _ := h.Alive(hostID)
+	return alive && !h.peers.LowSpace(hostID)
+}
+
+// hopeless says why a move's new replica will not come, "" if it may.
+func (h *RaftHost) hopeless(v *catalog.View, m catalog.Move) string {
+	p, _ := v.Placement(m.Shard)
+	to, _ := p.Replica(m.To)
+	alive, since := h.Alive(to.HostID)
+	switch {
+	case m.Undo || m.Step >= catalog.MoveRemove:
+		return ""
+	case to.State == catalog.ReplicaLost:
+		return "its new replica is lost"
+	case v.HostState(to.HostID) != catalog.HostActive:
+		return fmt.Sprintf("host %d is %v", to.HostID, v.HostState(to.HostID))
+	case !alive && m.Step < catalog.MoveLeave && since > abandonAfter*h.cfg.Silence && time.Since(h.begun) > abandonAfter*h.cfg.Silence:
+		return fmt.Sprintf("host %d is silent", to.HostID)
+	}
+	return ""
+}
