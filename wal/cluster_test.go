@@ -174,6 +174,7 @@ func (c *cluster) load(shards []uint64, at int, inFlight int, total int64) {
 }
 
 func TestClusterOnOwnLog(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts NodeHosts")
 	}

@@ -113,6 +113,7 @@ func places(t testing.TB, fs *crashFS, name string, last bool) map[string]int64 
 // batch, page or footer; and the log itself either refuses to open, or refuses to return what was damaged, or
 // returns all of it as it was. It never returns something else.
 func TestFlippedBitIsFoundAndNamed(t *testing.T) {
+	t.Parallel()
 	fs, o, g, m := sample(t)
 	names := fs.segmentNames()
 	require.Greater(t, len(names), 3)

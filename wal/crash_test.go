@@ -18,8 +18,12 @@ import (
 // survive, opens the log again and compares it with a model: every operation that returned is there, the
 // one that was under way is there whole or not at all, and only commit indexes may be older.
 func TestPowerLoss(t *testing.T) {
+	t.Parallel()
 	for _, seed := range crashSeeds(t) {
-		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) { powerLoss(t, seed) })
+		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
+			t.Parallel()
+			powerLoss(t, seed)
+		})
 	}
 }
 
@@ -129,8 +133,10 @@ func sameAfterCrash(fs *crashFS, o Options, keys []replicaKey, before, after *me
 // off at a call of the open, right behind it, or later. What the second process found, it may have acted on without
 // another sync, so that must be there for the third.
 func TestPowerLossAfterKill(t *testing.T) {
+	t.Parallel()
 	for _, seed := range crashSeeds(t) {
 		t.Run(fmt.Sprintf("seed-%d", seed), func(t *testing.T) {
+			t.Parallel()
 			total := schedule(t, seed, 0, nil)
 			step := max(1, total/12)
 			if !testing.Short() {
@@ -228,6 +234,7 @@ func (x op) both(l raftio.ILogDB, before, after *memoryLog) error {
 // TestPowerLossWhileRecordsAreJoined turns the power off while small records are copied together: no entry of a save
 // that returned is missing or changed, and after a kill in front of it neither.
 func TestPowerLossWhileRecordsAreJoined(t *testing.T) {
+	t.Parallel()
 	step := 3
 	if testing.Short() {
 		step = 29

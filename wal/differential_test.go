@@ -33,6 +33,7 @@ func openStock(dir string) (raftio.ILogDB, error) {
 // TestSameAsStockLog makes the same random calls of this log and of dragonboat's, restarts both now and
 // then, and compares everything that dragonboat can learn from them.
 func TestSameAsStockLog(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("the stock log is slow to open")
 	}

@@ -278,6 +278,7 @@ func (f *fleet) kill(i int) {
 // starts them again: every restart is clean, and every proposal that was answered is in every replica.
 // WAL_KILL_ROUNDS sets the number of rounds.
 func TestKillFleet(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -89,6 +89,7 @@ func killBody(shard, index uint64) []byte {
 
 // TestKill kills a process that writes a log, again and again: every save that it said had returned is there.
 func TestKill(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -250,6 +250,7 @@ func testOptions(segmentBytes int64) Options {
 }
 
 func TestModelWithRestarts(t *testing.T) {
+	t.Parallel()
 	seeds := int64(30)
 	if testing.Short() {
 		seeds = 6

@@ -77,6 +77,7 @@ func beginWitness(t testing.TB, l *Log, shard uint64) {
 
 // What a witness keeps on disk, and what a restart costs it, must not grow with the proposals.
 func TestWitnessDoesNotGrow(t *testing.T) {
+	t.Parallel()
 	batches := uint64(10_000) // × 1,000 entries
 	if testing.Short() {
 		batches = 200
@@ -229,6 +230,7 @@ func TestWitnessSnapshotIsKept(t *testing.T) {
 
 // A witness that was killed comes back from its runs and elects with the one full replica that is left.
 func TestWitnessElectsAfterRestart(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts NodeHosts")
 	}
