@@ -22,8 +22,8 @@ import (
 const (
 	// MaxImportBytes bounds the pairs of one chunk, unless it is a single larger one.
 	MaxImportBytes = 1 << 20
-	// maxImportPairs bounds the pairs of one chunk.
-	maxImportPairs = 16_384
+	// MaxImportPairs bounds the pairs of one chunk.
+	MaxImportPairs = 16_384
 	// maxImportValue bounds a value: the greatest message and what stands around it.
 	maxImportValue = 20 << 20
 	maxImportKey   = 1 << 10
@@ -278,8 +278,8 @@ func (c *Import) validatePairs() *code.Error {
 	switch {
 	case err != nil:
 		return invalid("Import.Pairs: %v", err)
-	case n > 1 && len(c.Pairs) > MaxImportBytes || n > maxImportPairs:
-		return invalid("Import.Pairs: %d bytes in %d pairs: a chunk has at most %d in %d, or one larger pair", len(c.Pairs), n, MaxImportBytes, maxImportPairs)
+	case n > 1 && len(c.Pairs) > MaxImportBytes || n > MaxImportPairs:
+		return invalid("Import.Pairs: %d bytes in %d pairs: a chunk has at most %d in %d, or one larger pair", len(c.Pairs), n, MaxImportBytes, MaxImportPairs)
 	}
 	return nil
 }

@@ -21,6 +21,8 @@ type apis struct {
 	status tierqv1connect.StatusServiceClient
 	admin  tierqv1connect.AdminServiceClient
 	stream tierqv1connect.StreamServiceClient
+
+	snapshot tierqv1connect.SnapshotServiceClient
 }
 
 // maxResponseBytes bounds one answer: a receive returns 4 MiB by default, and one message of 16 MiB whatever is asked.
@@ -39,6 +41,8 @@ func newAPIs(hc connect.HTTPClient, addr string) *apis {
 		status: tierqv1connect.NewStatusServiceClient(hc, base, opts...),
 		admin:  tierqv1connect.NewAdminServiceClient(hc, base, opts...),
 		stream: tierqv1connect.NewStreamServiceClient(hc, base, opts...),
+
+		snapshot: tierqv1connect.NewSnapshotServiceClient(hc, base, opts...),
 	}
 }
 

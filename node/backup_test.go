@@ -1,0 +1,202 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/node/api"
+	"github.com/tierq/tierq/node/backup"
+	"github.com/tierq/tierq/queue"
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/client"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// contents is what consumers and administrators can see of a partition.
+type contents struct {
+	Messages []queue.StoredMessage
+	Groups   []queue.GroupInfo
+	Delivers [][]queue.Deliverable
+	Dead     [][]queue.DeadLetter
+}
+
+// contentsOf reads a queue's only partition at a host that has a replica of it.
+func contentsOf(ctx context.Context, t *testing.T, n *Node, name string) (c contents) {
+	t.Helper()
+	_, d, err := n.deskOf(ctx, name, nil)
+	require.NoError(t, err)
+	require.NoError(t, d.raft.ReadIndex(ctx))
+	m := d.reader.(*queue.QueueStateMachine)
+	for a := queue.Address(1); a <= min(m.Meta().Last, 10_000); a++ {
+		msg, ok, err := m.Message(a)
+		require.NoError(t, err)
+		if ok {
+			sum := sha256.Sum256(msg.Body)
+			msg.Body = sum[:]
+			c.Messages = append(c.Messages, msg)
+		}
+	}
+	for _, g := range m.Groups() {
+		list, _, err := m.Deliverables(g.ID, 0, 10_000, false)
+		require.NoError(t, err)
+		for i := range list {
+			list[i].Lease, list[i].HasLease = queue.RecordedLease{}, false
+		}
+		dead, _, err := m.DeadLetters(g.ID, 0, 10_000, true)
+		require.NoError(t, err)
+		c.Delivers, c.Dead = append(c.Delivers, list), append(c.Dead, dead)
+		g.Home, g.HomeIndex, g.Released, g.Epoch, g.Floor, g.WatermarkBytes, g.Counters.Leased = 0, 0, false, 0, 0, 0, 0
+		c.Groups = append(c.Groups, g)
+	}
+	return c
+}
+
+// faulty is a fleet whose connection breaks after so many chunks.
+type faulty struct {
+	*client.Client
+	left int
+}
+
+var errBroken = errors.New("the connection broke")
+
+func (f *faulty) ImportChunk(ctx context.Context, r *tierqv1.ImportChunkRequest) (*tierqv1.ImportChunkResponse, error) {
+	if f.left--; f.left < 0 {
+		return nil, errBroken
+	}
+	return f.Client.ImportChunk(ctx, r)
+}
+
+func newClient(t *testing.T, d *Dev, o client.Options) *client.Client {
+	t.Helper()
+	for _, n := range d.Nodes {
+		if a := n.APIAddr(); a != nil {
+			o.Addrs = append(o.Addrs, a.String())
+		}
+	}
+	c, err := client.New(o)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close(context.Background()) })
+	return c
+}
+
+// fill gives a queue messages, a group with attempts and a dead letter, acked and delayed messages.
+func fill(ctx context.Context, t *testing.T, d *Dev, c *client.Client, name string) (receipt string) {
+	t.Helper()
+	_, err := c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: name})
+	require.NoError(t, err)
+	publish := func(seq int, size int, delay time.Duration) {
+		_, err := publishAnywhere(ctx, d, api.Publish{Queue: name, Delays: []time.Duration{delay}, Publish: queue.Publish{
+			Producer: queue.Producer{Kind: queue.ProducerClient, ID: 7}, Low: 1,
+			Messages: []queue.Message{{Seq: queue.Seq(seq), Body: bytes.Repeat([]byte{byte(seq)}, size), Headers: []queue.Header{{Name: "h", Value: []byte{1}}}}},
+		}})
+		require.NoError(t, err)
+	}
+	_, err = c.CreateGroup(ctx, &tierqv1.CreateGroupRequest{Queue: name, Name: "g"})
+	require.NoError(t, err)
+	for i := range 30 {
+		publish(i+1, 100_000, 0)
+	}
+	publish(31, 10, time.Hour)
+	got, err := c.Receive(ctx, name, "g", client.ReceiveOptions{Max: 4, Wait: 5 * time.Second})
+	require.NoError(t, err)
+	require.Len(t, got, 4)
+	settled := func(s []client.Settled, err error) {
+		require.NoError(t, err)
+		require.Nil(t, s[0].Err)
+	}
+	settled(c.Ack(ctx, name, "g", got[0].Receipt))
+	settled(c.Nack(ctx, name, "g", time.Hour, "no stock", got[1].Receipt))
+	settled(c.Reject(ctx, name, "g", "broken", got[2].Receipt))
+	return got[3].Receipt
+}
+
+// TestBackup saves a queue, publishes more, restores it under another name with a break in between, and finds what was saved.
+func TestBackup(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short opens no fleet")
+	}
+	t.Parallel()
+	d := openDev(t, t.TempDir())
+	defer func() { require.NoError(t, d.Close()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	c := newClient(t, d, client.Options{})
+	receipt := fill(ctx, t, d, c, "orders")
+	var want contents
+	require.Eventually(t, func() bool { // the acked message goes
+		want = contentsOf(ctx, t, d.Nodes[0], "orders")
+		return len(want.Messages) == 30
+	}, 10*time.Second, 50*time.Millisecond)
+	require.Len(t, want.Dead[0], 1)
+
+	dir := filepath.Join(t.TempDir(), "backup")
+	m, err := backup.Save(ctx, c, []string{"orders"}, dir, nil)
+	require.NoError(t, err)
+	_, err = backup.Save(ctx, c, []string{"orders"}, dir, nil)
+	require.ErrorContains(t, err, "holds a backup already")
+	again, err := backup.Verify(dir, nil)
+	require.NoError(t, err)
+	require.Equal(t, m.ID, again.ID)
+	after := queue.Publish{Producer: queue.Producer{Kind: queue.ProducerClient, ID: 7}, Low: 1, Messages: []queue.Message{{Seq: 32, Body: []byte("later")}}}
+	_, err = publishAnywhere(ctx, d, api.Publish{Queue: "orders", Publish: after})
+	require.NoError(t, err)
+
+	_, err = backup.Restore(ctx, c, dir, backup.RestoreOptions{})
+	requireCode(t, code.QueueExistsMismatch, err)
+	_, err = backup.Restore(ctx, &faulty{c, 2}, dir, backup.RestoreOptions{As: "orders-2"})
+	require.ErrorIs(t, err, errBroken)
+	_, err = c.LocateQueue(ctx, "orders-2")
+	requireCode(t, code.UnknownQueue, err)
+	done, err := backup.Restore(ctx, c, dir, backup.RestoreOptions{As: "orders-2"})
+	require.NoError(t, err)
+	require.Len(t, done, 1)
+	require.Equal(t, want, contentsOf(ctx, t, d.Nodes[0], "orders-2"))
+	require.Equal(t, want, contentsOf(ctx, t, d.Nodes[1], "orders-2"), "both replicas")
+	done, err = backup.Restore(ctx, c, dir, backup.RestoreOptions{As: "orders-2"})
+	require.NoError(t, err)
+	require.True(t, done[0].Before, "a repeated restore finds that it is done")
+
+	after.Messages[0].Seq = 33
+	requireCode(t, code.ProducerEpochStale, publishToLeader(ctx, d, api.Publish{Queue: "orders-2", Publish: after}))
+	after.ProducerEpoch++
+	require.NoError(t, publishToLeader(ctx, d, api.Publish{Queue: "orders-2", Publish: after}))
+	got, err := c.Receive(ctx, "orders-2", "g", client.ReceiveOptions{Max: 100, Wait: 5 * time.Second})
+	require.NoError(t, err)
+	require.EqualValues(t, want.Delivers[0][1].Address, got[0].Address, "the nacked one waits, the leased one does not")
+	acked, err := c.Ack(ctx, "orders-2", "g", got[0].Receipt)
+	require.NoError(t, err)
+	require.Nil(t, acked[0].Err)
+	_, err = c.Ack(ctx, "orders-2", "g", receipt)
+	requireCode(t, code.InvalidReceipt, err)
+}
+
+// publishToLeader tries the full hosts until one that leads has an answer.
+func publishToLeader(ctx context.Context, d *Dev, p api.Publish) error {
+	for {
+		for _, n := range d.Nodes[:2] {
+			_, err := n.Publish(ctx, p)
+			var e *api.ElsewhereError
+			if !errors.As(err, &e) && !isCode(err, code.NoLeader) || ctx.Err() != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+func requireCode(t *testing.T, want code.Code, err error) {
+	t.Helper()
+	var e *code.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, want, e.Code, "%v", err)
+}
