@@ -34,10 +34,20 @@ func newAddressBook(registry *Registry, listed []HostSpec) *addressBook {
 	return b
 }
 
-// update takes up the hosts of a view. One whose addresses have changed is looked for at the new ones.
+// update takes up the hosts of a view, and forgets those that were removed. One whose addresses have changed is looked for at the new ones.
 func (b *addressBook) update(v *catalog.View) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for id := range b.known {
+		if v.RemovedHost(id) {
+			delete(b.known, id)
+		}
+	}
+	for id := range b.listed {
+		if v.RemovedHost(id) {
+			delete(b.listed, id)
+		}
+	}
 	for _, h := range v.Hosts() {
 		if b.known[h.ID] == h {
 			continue

@@ -414,6 +414,9 @@ func (n *Node) CreateGroup(ctx context.Context, r api.CreateGroup) (api.GroupInf
 // replicaOn finds the full replica of a shard on a host.
 func (n *Node) replicaOn(shard, host uint64) (queue.ReplicaID, error) {
 	for _, r := range n.FullReplicas(shard) {
+		if r.Host == host && !n.Settled(shard, r.Replica) {
+			return 0, code.New(code.InvalidArgument, "the replica of host %d comes or leaves: `tierq host list` shows its move", host)
+		}
 		if r.Host == host {
 			return r.Replica, nil
 		}

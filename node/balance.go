@@ -12,7 +12,8 @@ import (
 )
 
 // The partitions of a queue share its hosts: each has a full replica whose turn it is to lead, by partition number. Elections
-// know nothing of that, so a leader hands over once things are calm. A queue of one partition is led by whoever was elected.
+// know nothing of that, so a leader hands over once things are calm. Queues of one partition are handed over from a host that leads at least two
+// shards more than another one that could.
 const (
 	// balanceAfter is how long a host leads before it hands over: a fleet that has just lost a host, or got it back, is left alone.
 	balanceAfter = 3 * time.Second
@@ -116,11 +117,18 @@ func (k *housekeeper) handedOver(now time.Time) {
 	}
 }
 
-// turn is the replica that should lead this partition; 0 when that is not there, or the queue has only one.
+// turn is the replica that should lead this partition; 0 when that is not there, or whoever leads may go on.
 func (k *housekeeper) turn() queue.ReplicaID {
 	o := k.reader.Meta().Options
 	replicas := slices.Clone(k.fleet.FullReplicas(k.shard))
-	if o.Partitions < 2 || len(replicas) == 0 {
+	replicas = slices.DeleteFunc(replicas, func(r replicaHost) bool { return !k.settled(r.Replica) })
+	if o.Partitions < 2 {
+		if s, ok := k.fleet.(leaderSpreader); ok {
+			return s.LeaderFor(k.shard)
+		}
+		return 0
+	}
+	if len(replicas) == 0 {
 		return 0
 	}
 	slices.SortFunc(replicas, func(a, b replicaHost) int { return cmp.Compare(a.Host, b.Host) })

@@ -149,7 +149,7 @@ func (d *desk) hostOf(r queue.ReplicaID) (uint64, bool) {
 func (d *desk) spread(name string) queue.ReplicaID {
 	var alive []queue.ReplicaID
 	for _, f := range d.fleet.FullReplicas(d.shard) {
-		if d.fleet.Serves(f.Host, d.shard) {
+		if d.fleet.Serves(f.Host, d.shard) && d.settled(f.Replica) {
 			alive = append(alive, f.Replica)
 		}
 	}

@@ -50,6 +50,10 @@ type Node struct {
 	notify  chan struct{} // closed and replaced at every change of leaders, replicas or the catalog
 	catalog *catalog.View
 
+	planMu  sync.Mutex // guards the plan for the leaders
+	plan    []leaderMove
+	planned time.Time
+
 	api, admin *http.Server
 	apiAddr    net.Addr
 	adminAddr  net.Addr
@@ -130,6 +134,7 @@ func (n *Node) hostConfig(ls Listeners) host.Config {
 		OnInstalled:      n.onInstalled,
 		OnReplicaStarted: n.onStarted,
 		OnReplicaStopped: n.onStopped,
+		OnLeave:          n.onLeave,
 		OnLeader:         n.onLeader,
 		OnCatalog:        n.onCatalog,
 	}
@@ -274,7 +279,7 @@ func (n *Node) releaseHomes(ctx context.Context) {
 // otherReplica is an alive full replica on another host, 0 if there is none.
 func (d *desk) otherReplica() queue.ReplicaID {
 	for _, f := range d.fleet.FullReplicas(d.shard) {
-		if f.Host != d.host && d.fleet.Serves(f.Host, d.shard) {
+		if f.Host != d.host && d.fleet.Serves(f.Host, d.shard) && d.settled(f.Replica) {
 			return f.Replica
 		}
 	}
@@ -482,12 +487,11 @@ func (r hostRaft) HandOver(ctx context.Context, to queue.ReplicaID) error {
 	return r.h.HandOver(ctx, r.shard, to)
 }
 
-// Voter implements leaderMover. The catalog does not tell who of those that were born without a vote has been given one: they wait
-// for an election.
+// Voter implements leaderMover.
 func (r hostRaft) Voter(to queue.ReplicaID) (last, applied queue.Index, ok bool) {
 	p, _ := r.h.Catalog().Placement(r.shard)
 	c, ok := p.Replica(to)
-	if !ok || c.Birth != catalog.BirthInitial || c.State != catalog.ReplicaStarted {
+	if !ok || !c.Votes() || c.Birth == catalog.BirthWitness || c.State != catalog.ReplicaStarted || r.h.Catalog().Leaves(r.shard, to) {
 		return 0, 0, false
 	}
 	report, ok := r.h.Peers().Reported(c.HostID, r.shard)

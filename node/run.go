@@ -40,7 +40,11 @@ func Run(ctx context.Context, cfg Config, log *zap.Logger) error {
 		fields = append(fields, zap.String("admin", a.String()))
 	}
 	log.Info("host serves", fields...)
-	<-ctx.Done()
+	select {
+	case <-n.raft.Refused():
+		return errors.Join(n.raft.Refusal(), n.Close())
+	case <-ctx.Done():
+	}
 	log.Info("host stops: homes are handed over first")
 	return n.Close()
 }

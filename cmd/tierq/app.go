@@ -74,7 +74,7 @@ func (a *app) rootCommand() *cobra.Command {
 var commands = []func(*app) *cobra.Command{
 	devCommand, serveCommand, witnessCommand,
 	queueCommand, groupCommand, sendCommand, receiveCommand, settleCommand, deadCommand, delayedCommand, browseCommand, lookupCommand,
-	statusCommand, leaderCommand, shardCommand, snapshotCommand, doctorCommand, benchCommand, walCommand, errorsCommand,
+	statusCommand, fleetHostCommand, rebalanceCommand, leaderCommand, shardCommand, snapshotCommand, doctorCommand, benchCommand, walCommand, errorsCommand,
 }
 
 func versionText() string {

@@ -14,6 +14,7 @@ import (
 // several returns *SeveralError, and has had none either. Refusals and failures are *code.Error.
 type Backend interface {
 	Admin
+	Hosts
 	Snapshots
 
 	CreateQueue(ctx context.Context, r CreateQueue) (QueueInfo, bool, error)

@@ -87,6 +87,7 @@ func (s *Server) Mount(mux Mux) {
 	mux.Handle(tierqv1connect.NewGroupServiceHandler(groupService{s}, opts...))
 	mux.Handle(tierqv1connect.NewAdminServiceHandler(adminService{s}, opts...))
 	mux.Handle(tierqv1connect.NewStatusServiceHandler(statusService{s}, opts...))
+	mux.Handle(tierqv1connect.NewFleetServiceHandler(fleetService{s}, opts...))
 	mux.Handle(tierqv1connect.NewSnapshotServiceHandler(snapshotService{s}, opts...))
 	mux.Handle(tierqv1connect.NewStreamServiceHandler(streamService{s}, opts...))
 }

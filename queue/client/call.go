@@ -21,6 +21,7 @@ type apis struct {
 	status tierqv1connect.StatusServiceClient
 	admin  tierqv1connect.AdminServiceClient
 	stream tierqv1connect.StreamServiceClient
+	fleet  tierqv1connect.FleetServiceClient
 
 	snapshot tierqv1connect.SnapshotServiceClient
 }
@@ -41,6 +42,7 @@ func newAPIs(hc connect.HTTPClient, addr string) *apis {
 		status: tierqv1connect.NewStatusServiceClient(hc, base, opts...),
 		admin:  tierqv1connect.NewAdminServiceClient(hc, base, opts...),
 		stream: tierqv1connect.NewStreamServiceClient(hc, base, opts...),
+		fleet:  tierqv1connect.NewFleetServiceClient(hc, base, opts...),
 
 		snapshot: tierqv1connect.NewSnapshotServiceClient(hc, base, opts...),
 	}

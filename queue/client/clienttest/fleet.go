@@ -105,6 +105,7 @@ func (h *Host) start(t testing.TB, addr string) {
 	mux.Handle(tierqv1connect.NewStatusServiceHandler(v, opt))
 	mux.Handle(tierqv1connect.NewStreamServiceHandler(v, opt))
 	mux.Handle(tierqv1connect.NewAdminServiceHandler(adminView{h.f}, opt))
+	mux.Handle(tierqv1connect.NewFleetServiceHandler(hostsView{h.f}, opt))
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
 	p.SetUnencryptedHTTP2(true)

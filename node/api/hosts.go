@@ -1,0 +1,152 @@
+package api
+
+import (
+	"context"
+	"time"
+
+	"connectrpc.com/connect"
+
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/api/tierq/v1/tierqv1connect"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// Hosts is the part of a Backend with which operators change the fleet. Its rules are the Backend's.
+type Hosts interface {
+	ListHosts(ctx context.Context) (HostList, error)
+	CreateJoinToken(ctx context.Context, ttl time.Duration) (token string, expires time.Time, err error)
+	DrainHost(ctx context.Context, host uint64, cancel bool) error
+	// RemoveHost says whether the host is gone; with lost it may go later.
+	RemoveHost(ctx context.Context, host uint64, lost bool) (removed bool, err error)
+	Rebalance(ctx context.Context, dryRun bool) (Rebalanced, error)
+	// MoveLeader is answered by the leader's host.
+	MoveLeader(ctx context.Context, shard, toHost uint64) error
+}
+
+// HostList is the fleet's hosts, and the replicas that are, or should be, on their way.
+type HostList struct {
+	Hosts []HostDetail
+	Moves []ReplicaMove
+}
+
+// HostDetail is one host.
+type HostDetail struct {
+	HostInfo
+	State    string
+	Raft     string
+	Replicas int
+	Leaders  int
+}
+
+// ReplicaMove is a replica that is being replaced, is to be, or cannot be. Queue is empty for the catalog.
+type ReplicaMove struct {
+	Shard     uint64
+	Queue     string
+	Partition uint32
+	Replica   uint64
+	From, To  uint64
+	Step      string
+	Why       string
+	Reason    string
+}
+
+// Rebalanced is what is left to make even, and what was begun.
+type Rebalanced struct {
+	Moves    []ReplicaMove
+	Started  int
+	UnderWay int
+	Leaders  []LeaderMove
+}
+
+// LeaderMove is a leader that should be on another host.
+type LeaderMove struct {
+	Shard     uint64
+	Queue     string
+	Partition uint32
+	From, To  uint64
+}
+
+// defaultJoinTokenTTL is how long a join token can be used when its maker does not say.
+const defaultJoinTokenTTL = time.Hour
+
+// fleetService implements tierq.v1.FleetService.
+type fleetService struct{ *Server }
+
+func (s fleetService) ListHosts(ctx context.Context, _ *connect.Request[tierqv1.ListHostsRequest]) (*connect.Response[tierqv1.ListHostsResponse], error) {
+	l, err := s.backend.ListHosts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &tierqv1.ListHostsResponse{Moves: protoMoves(l.Moves)}
+	for _, h := range l.Hosts {
+		out.Hosts = append(out.Hosts, &tierqv1.FleetHost{
+			Id: h.ID, Role: h.Role, State: h.State, Alive: h.Alive, Replicas: uint32(h.Replicas), Leaders: uint32(h.Leaders),
+			Domain: h.Domain, Api: h.API, Peer: h.Peer, Raft: h.Raft,
+		})
+	}
+	return connect.NewResponse(out), nil
+}
+
+func protoMoves(moves []ReplicaMove) []*tierqv1.ReplicaMove {
+	var out []*tierqv1.ReplicaMove
+	for _, m := range moves {
+		out = append(out, &tierqv1.ReplicaMove{
+			Shard: m.Shard, Queue: m.Queue, Partition: m.Partition, Replica: m.Replica, FromHost: m.From, ToHost: m.To,
+			Step: m.Step, Why: m.Why, Reason: m.Reason,
+		})
+	}
+	return out
+}
+
+func (s fleetService) CreateJoinToken(ctx context.Context, req *connect.Request[tierqv1.CreateJoinTokenRequest]) (*connect.Response[tierqv1.CreateJoinTokenResponse], error) {
+	ttl := time.Duration(min(req.Msg.GetTtlMs(), uint64(1<<40))) * time.Millisecond
+	if ttl == 0 {
+		ttl = defaultJoinTokenTTL
+	}
+	token, expires, err := s.backend.CreateJoinToken(ctx, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&tierqv1.CreateJoinTokenResponse{Token: token, ExpiresMs: uint64(expires.UnixMilli())}), nil
+}
+
+func (s fleetService) DrainHost(ctx context.Context, req *connect.Request[tierqv1.DrainHostRequest]) (*connect.Response[tierqv1.DrainHostResponse], error) {
+	if err := s.backend.DrainHost(ctx, req.Msg.GetHost(), req.Msg.GetCancel()); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&tierqv1.DrainHostResponse{}), nil
+}
+
+func (s fleetService) RemoveHost(ctx context.Context, req *connect.Request[tierqv1.RemoveHostRequest]) (*connect.Response[tierqv1.RemoveHostResponse], error) {
+	removed, err := s.backend.RemoveHost(ctx, req.Msg.GetHost(), req.Msg.GetLost())
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&tierqv1.RemoveHostResponse{Removed: removed}), nil
+}
+
+func (s fleetService) Rebalance(ctx context.Context, req *connect.Request[tierqv1.RebalanceRequest]) (*connect.Response[tierqv1.RebalanceResponse], error) {
+	r, err := s.backend.Rebalance(ctx, req.Msg.GetDryRun())
+	if err != nil {
+		return nil, err
+	}
+	out := &tierqv1.RebalanceResponse{Moves: protoMoves(r.Moves), Started: uint32(r.Started), UnderWay: uint32(r.UnderWay)}
+	for _, m := range r.Leaders {
+		out.Leaders = append(out.Leaders, &tierqv1.LeaderMove{Shard: m.Shard, Queue: m.Queue, Partition: m.Partition, FromHost: m.From, ToHost: m.To})
+	}
+	return connect.NewResponse(out), nil
+}
+
+func (s fleetService) MoveLeader(ctx context.Context, req *connect.Request[tierqv1.MoveLeaderRequest]) (*connect.Response[tierqv1.MoveLeaderResponse], error) {
+	m := req.Msg
+	if m.GetShard() == 0 || m.GetToHost() == 0 {
+		return nil, code.New(code.InvalidArgument, "shard, to_host: name both")
+	}
+	if err := s.backend.MoveLeader(ctx, m.GetShard(), m.GetToHost()); err != nil {
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.MoveLeaderRequest]) (*connect.Response[tierqv1.MoveLeaderResponse], error) {
+			httpClient, base := s.forward(host)
+			return tierqv1connect.NewFleetServiceClient(httpClient, base, connect.WithGRPC()).MoveLeader(ctx, r)
+		})
+	}
+	return connect.NewResponse(&tierqv1.MoveLeaderResponse{}), nil
+}
