@@ -99,8 +99,10 @@ func (s *Store) pebbleOptions() *pebble.Options {
 		FormatMajorVersion:          pebbleFormat,
 		MemTableSize:                s.opts.MemTableBytes,
 		MemTableStopWritesThreshold: 4,
-		// Many small flushes are normal here: let L0 grow before it is compacted, and stop writes late.
-		L0CompactionThreshold:     4,
+		// Many small flushes are normal here: let L0 grow before it is compacted, and stop writes late. 12 is 6 sublevels: most
+		// messages are finished and deleted before they would be moved down, and moving them costs as much as two flushes. With
+		// 4 (2 sublevels) a publisher with 1,024 messages in flight was a sixth slower.
+		L0CompactionThreshold:     12,
 		L0CompactionFileThreshold: 200,
 		L0StopWritesThreshold:     64,
 		LBaseMaxBytes:             64 << 20,
