@@ -5,12 +5,14 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/node/api"
 	"github.com/tierq/tierq/node/backup"
 	"github.com/tierq/tierq/queue"
@@ -199,4 +201,95 @@ func requireCode(t *testing.T, want code.Code, err error) {
 	var e *code.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, want, e.Code, "%v", err)
+}
+
+// copyDir copies a data directory as a crash would leave it: what a store has in memory is not there.
+func copyDir(t *testing.T, from string) string {
+	t.Helper()
+	to := filepath.Join(t.TempDir(), "copy")
+	require.NoError(t, os.CopyFS(to, os.DirFS(from)))
+	return to
+}
+
+// TestForcedRecovery: the host with the newest copy of everything, the catalog's too, is gone for good. What the other full host has is
+// taken to a new fleet, within what was told to be lost.
+func TestForcedRecovery(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short opens no fleet")
+	}
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	dir := t.TempDir()
+	d := openDev(t, dir)
+	c := newClient(t, d, client.Options{})
+	receipt := fill(ctx, t, d, c, "orders")
+	producer := queue.Producer{Kind: queue.ProducerClient, ID: 9}
+	publish := func(seq queue.Seq) api.PublishReply {
+		reply, err := publishAnywhere(ctx, d, api.Publish{Queue: "orders", Publish: queue.Publish{Producer: producer, Low: 1, Messages: []queue.Message{{Seq: seq, Body: []byte("x")}}}})
+		require.NoError(t, err)
+		return reply
+	}
+	kept := publish(1).Result.Messages[0].Address
+	require.Eventually(t, func() bool { // the other host has it
+		_, dk, err := d.Nodes[1].deskOf(ctx, "orders", nil)
+		return err == nil && dk.reader.Meta().Last >= kept
+	}, 10*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { // and knows of the queue also when it is stopped
+		b, err := os.ReadFile(filepath.Join(dir, "host-2", "catalog.copy"))
+		if err != nil {
+			return false
+		}
+		v, err := catalog.DecodeView(b)
+		return err == nil && len(v.Queues("")) == 1
+	}, 10*time.Second, 50*time.Millisecond)
+	survivor := copyDir(t, filepath.Join(dir, "host-2")) // killed: nothing was flushed
+	require.NoError(t, d.Nodes[1].Close())
+	const lost = 5
+	for i := range lost {
+		publish(queue.Seq(2 + i))
+	}
+	require.NoError(t, d.Close())
+	require.NoError(t, os.RemoveAll(filepath.Join(dir, "host-1")))
+	require.NoError(t, os.RemoveAll(filepath.Join(dir, "host-2")))
+
+	_, err := backup.OpenPlan(filepath.Join(dir, "host-3"), nil, nil)
+	require.ErrorContains(t, err, "witness")
+	p, err := backup.OpenPlan(survivor, []string{filepath.Join(dir, "host-3")}, nil)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, p.Close()) }()
+	_, err = backup.OpenPlan(survivor, nil, nil)
+	require.ErrorContains(t, err, "in use")
+	require.Len(t, p.Shards, 1)
+	s := &p.Shards[0]
+	told, known := s.MayBeLost()
+	require.True(t, known)
+	require.GreaterOrEqual(t, told, uint64(lost))
+	require.Greater(t, s.Last, uint64(s.Applied), "the store is behind its log")
+	require.Equal(t, s.Last, p.Number())
+	out := filepath.Join(t.TempDir(), "recovered")
+	_, err = p.Save(out, nil)
+	require.NoError(t, err)
+	m, err := backup.Verify(out, nil)
+	require.NoError(t, err)
+	require.Equal(t, s.Last, m.Queues[0].Partitions[0].Salvaged.LastIndex)
+
+	fresh := openDev(t, t.TempDir())
+	defer func() { require.NoError(t, fresh.Close()) }()
+	nc := newClient(t, fresh, client.Options{})
+	_, err = backup.Restore(ctx, nc, out, backup.RestoreOptions{})
+	require.NoError(t, err)
+	got := contentsOf(ctx, t, fresh.Nodes[0], "orders")
+	last := got.Messages[len(got.Messages)-1]
+	require.Equal(t, kept, last.Address, "all that the survivor had, and no more")
+	require.Len(t, got.Dead[0], 1)
+	_, err = nc.Ack(ctx, "orders", "g", receipt)
+	requireCode(t, code.InvalidReceipt, err)
+	next := queue.Publish{Producer: producer, Low: 7, Messages: []queue.Message{{Seq: 7, Body: []byte("y")}}}
+	requireCode(t, code.ProducerEpochStale, publishToLeader(ctx, fresh, api.Publish{Queue: "orders", Publish: next}))
+	next.ProducerEpoch++
+	require.NoError(t, publishToLeader(ctx, fresh, api.Publish{Queue: "orders", Publish: next}))
+	list, err := nc.Receive(ctx, "orders", "g", client.ReceiveOptions{Max: 100, MaxBytes: 16 << 20, Wait: 5 * time.Second})
+	require.NoError(t, err)
+	require.Greater(t, list[len(list)-1].Address, uint64(kept)+lost, "no address is given out twice")
 }

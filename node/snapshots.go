@@ -66,6 +66,9 @@ func (n *Node) SaveShard(ctx context.Context, name string, partition uint32, w i
 	}
 	z := state.Freeze()
 	defer func() { _ = z.Close() }()
+	if z.Meta.Applied == 0 { // its leader is about to give it its options
+		return &code.Error{Code: code.Unavailable, Effect: code.EffectNone, RetryAfterMs: 300}
+	}
 	return new(swarm.Installer).Save(w, d.shard, uint64(z.Meta.Applied), z.Meta.FormatLevel, z.Each, ctx.Done())
 }
 

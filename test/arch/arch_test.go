@@ -44,7 +44,7 @@ var rules = map[string]rule{
 	"host/peer/peerv1/peerv1connect":    {ours: []string{"host/peer/peerv1"}},
 	"node/api":                          {ours: []string{"queue", "queue/code", "queue/api/...", "host/peer"}},
 	"node/admin":                        {ours: []string{"queue", "queue/code", "queue/api/...", "host/peer"}},
-	"node/backup":                       {ours: []string{"swarm", "queue", "queue/code", "queue/api/..."}},
+	"node/backup":                       {ours: []string{"host", "wal", "swarm", "queue", "queue/code", "queue/api/..."}},
 	"node/outbox":                       {ours: []string{"queue", "queue/code"}},
 	"node":                              {ours: []string{"queue/...", "queue", "wal", "witness", "swarm", "host", "host/...", "node/..."}},
 	"cmd/tierq":                         {ours: []string{"node", "node/backup", "queue/client", "queue/code", "queue/api/...", "wal"}},
