@@ -292,6 +292,9 @@ func (h *RaftHost) setView(v *catalog.View) {
 		h.log.Error("a catalog of another fleet is refused", zap.Stringer("own", own), zap.Stringer("other", v.Fleet()))
 		return
 	}
+	if v.RemovedHost(h.cfg.HostID) {
+		h.refuse(code.New(code.HostRefused, "host %d was removed from the fleet: stop it; its data directory is of no use any more", h.cfg.HostID))
+	}
 	h.view.Store(v)
 	h.book.update(v)
 	if h.cfg.OnCatalog != nil {
@@ -634,7 +637,7 @@ func (h *RaftHost) changedWithin(ctx context.Context, c <-chan struct{}, d time.
 // unregistered says whether the catalog lacks a host of the list.
 func (h *RaftHost) unregistered() bool {
 	v := h.Catalog()
-	return slices.ContainsFunc(h.cfg.Hosts, func(s HostSpec) bool { _, ok := v.Host(s.ID); return !ok })
+	return slices.ContainsFunc(h.cfg.Hosts, func(s HostSpec) bool { _, ok := v.Host(s.ID); return !ok && !v.RemovedHost(s.ID) })
 }
 
 // DeleteQueue deletes a queue. Its replicas are removed by the hosts that have them, in their time.
@@ -691,7 +694,7 @@ func (b *peerBackend) ProposeCatalog(ctx context.Context, command []byte) ([]byt
 	if err != nil {
 		return nil, code.New(code.Malformed, "%v", err)
 	}
-	if command, err = b.h.admitNewcomer(c, command); err != nil {
+	if command, err = b.h.admitNewcomer(ctx, c, command); err != nil {
 		return nil, err
 	}
 	r, err := b.h.proposeHere(ctx, command)

@@ -58,7 +58,7 @@ func (h *RaftHost) CreateJoinToken(ctx context.Context, ttl time.Duration) (toke
 
 // admitNewcomer decides, at a host that proposes for another one, whether a host that the catalog does not know may ask to be taken in: this
 // host's own list names it, or it brings a token, which counts by this host's clock. It returns the command to propose.
-func (h *RaftHost) admitNewcomer(c catalog.Command, command []byte) ([]byte, error) {
+func (h *RaftHost) admitNewcomer(ctx context.Context, c catalog.Command, command []byte) ([]byte, error) {
 	var newcomer uint64
 	join, isJoin := c.(*catalog.JoinHost)
 	switch c := c.(type) {
@@ -81,6 +81,14 @@ func (h *RaftHost) admitNewcomer(c catalog.Command, command []byte) ([]byte, err
 		return catalog.Encode(join), nil
 	}
 	if _, listed := h.cfg.host(newcomer); !listed {
+		// It may have joined a moment ago, at another host.
+		v, err := h.ReadCatalog(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if _, known := v.Host(newcomer); known || v.RemovedHost(newcomer) {
+			return command, nil
+		}
 		return nil, code.New(code.NotAuthenticated, "host %d is neither in the fleet nor in the list of the host that was asked: let it join with a token (`tierq host token`, `tierq host join`)", newcomer)
 	}
 	return command, nil

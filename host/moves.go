@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/peer"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
 )
@@ -18,7 +19,7 @@ import (
 //	the catalog's leader       begins moves, for replicas that are lost or on hosts that are drained, and gives up those
 //	                           whose new replica will not come (planMoves)
 //	the new replica's host     starts it, as it starts any planned replica: under a claim, in the role of its birth
-//	the shard's leader         adds it without a vote, promotes it when it has caught up, and removes the old one; a
+//	the shard's leader         adds it, once it runs, without a vote, promotes it when it has caught up, and removes the old one; a
 //	                           leader that is the old one hands over first (advanceMove)
 //	the old replica's host     hands its homes over before the removal, and removes its data after it (leave, removeReplica)
 //
@@ -79,8 +80,13 @@ func (m Membership) has(id queue.ReplicaID) bool {
 	return false
 }
 
+// addMember adds a replica that runs: with a member dead, the shard may need the new one's vote from the moment that it is added, and the catalog
+// could not even note that its start is claimed.
 func (h *RaftHost) addMember(ctx context.Context, m catalog.Move, members Membership, to catalog.Replica) error {
 	if !members.has(to.ID) {
+		if _, err := h.reported(m, to); err != nil {
+			return err
+		}
 		add := h.nodeHost.SyncRequestAddNonVoting
 		if to.Birth == catalog.BirthWitness {
 			add = h.nodeHost.SyncRequestAddWitness
@@ -106,11 +112,20 @@ func (h *RaftHost) promote(ctx context.Context, m catalog.Move, members Membersh
 	return h.reportMove(ctx, m, catalog.MovePromoted)
 }
 
-// caughtUp returns nil once a new replica has reported nearly all that this host, which leads, has.
-func (h *RaftHost) caughtUp(m catalog.Move, to catalog.Replica) error {
+// reported returns what a new replica's host tells of it, or an error while that does not run it.
+func (h *RaftHost) reported(m catalog.Move, to catalog.Replica) (peer.ShardReport, error) {
 	report, ok := h.peers.Reported(to.HostID, m.Shard)
 	if alive, _ := h.Alive(to.HostID); !alive || !ok || report.Replica != uint64(to.ID) {
-		return moveWaits(m, "host %d does not run replica %d yet", to.HostID, to.ID)
+		return report, moveWaits(m, "host %d does not run replica %d yet", to.HostID, to.ID)
+	}
+	return report, nil
+}
+
+// caughtUp returns nil once a new replica has reported nearly all that this host, which leads, has.
+func (h *RaftHost) caughtUp(m catalog.Move, to catalog.Replica) error {
+	report, err := h.reported(m, to)
+	if err != nil {
+		return err
 	}
 	run, err := h.running(m.Shard)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -95,7 +96,7 @@ func (f *testFleet) becomes(shard uint64, hosts ...uint64) {
 type testPublisher struct {
 	stop  chan struct{}
 	done  sync.WaitGroup
-	acked int
+	acked atomic.Int64
 	gap   time.Duration // the longest time between two acknowledgements
 }
 
@@ -109,9 +110,10 @@ func (f *testFleet) publish(shard uint64, hosts ...*RaftHost) *testPublisher {
 				return
 			default:
 			}
-			if publishOne(hosts[turn%len(hosts)], shard, p.acked+1) {
+			if publishOne(hosts[turn%len(hosts)], shard, int(p.acked.Load())+1) {
 				p.gap = max(p.gap, time.Since(last))
-				p.acked, last = p.acked+1, time.Now()
+				last = time.Now()
+				p.acked.Add(1)
 				turn--
 			}
 		}
@@ -150,16 +152,17 @@ func publishOne(h *RaftHost, shard uint64, seq int) bool {
 // complete checks that every replica of a shard has every acknowledged message once, and equal states.
 func (f *testFleet) complete(shard uint64, p *testPublisher, hosts ...uint64) {
 	f.t.Helper()
+	eventually(f.t, "the publisher goes on", func() bool { return p.acked.Load() > 10 })
 	p.end()
-	f.t.Logf("%d acknowledged, longest gap %v", p.acked, p.gap)
-	require.Greater(f.t, p.acked, 10)
+	acked := int(p.acked.Load())
+	f.t.Logf("%d acknowledged, longest gap %v", acked, p.gap)
 	for _, id := range hosts {
 		eventually(f.t, "the replica has everything", func() bool {
 			r, ok := f.hosts[id].Reader(shard)
-			return ok && int(r.Meta().Last) >= p.acked
+			return ok && int(r.Meta().Last) >= acked
 		})
 		r, _ := f.hosts[id].Reader(shard)
-		require.LessOrEqual(f.t, int(r.Meta().Last), p.acked+1, "nothing twice: only the last one's answer may be missing")
+		require.LessOrEqual(f.t, int(r.Meta().Last), acked+1, "nothing twice: only the last one's answer may be missing")
 	}
 	want, err := digest(f.hosts[hosts[0]], shard)
 	require.NoError(f.t, err)

@@ -130,7 +130,7 @@ func (n *Node) CreateQueue(ctx context.Context, r api.CreateQueue) (api.QueueInf
 func (n *Node) layout() (replicas, witnesses int) {
 	full := 0
 	for _, h := range n.view().Hosts() {
-		if h.Role == catalog.HostFull {
+		if h.Role == catalog.HostFull && n.view().HostState(h.ID) == catalog.HostActive {
 			full++
 		}
 	}
@@ -246,11 +246,11 @@ func (n *Node) queueInfo(q catalog.Queue) api.QueueInfo {
 		part := api.PartitionInfo{Number: uint32(i), Shard: shard}
 		if placement, ok := v.Placement(shard); ok {
 			for _, r := range placement.Replicas {
-				if r.State == catalog.ReplicaRemoved {
+				if r.State == catalog.ReplicaRemoved || r.State == catalog.ReplicaRetired {
 					continue
 				}
 				h, _ := v.Host(r.HostID)
-				part.Replicas = append(part.Replicas, api.ReplicaInfo{Replica: r.ID, Host: r.HostID, Role: roleName(r.Birth), API: h.ClientAddr})
+				part.Replicas = append(part.Replicas, api.ReplicaInfo{Replica: r.ID, Host: r.HostID, Role: roleName(r), API: h.ClientAddr})
 			}
 		}
 		if _, host, term, ok := n.raft.Leader(shard); ok {
@@ -284,11 +284,11 @@ func quorumState(copies uint32) uint32 {
 	return quorumHealthy
 }
 
-func roleName(b catalog.Birth) string {
-	switch b {
-	case catalog.BirthWitness:
+func roleName(r catalog.Replica) string {
+	switch {
+	case r.Birth == catalog.BirthWitness:
 		return "witness"
-	case catalog.BirthNonVoting:
+	case r.Birth == catalog.BirthNonVoting && !r.Member:
 		return "non-voting"
 	}
 	return "full"

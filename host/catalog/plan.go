@@ -125,7 +125,7 @@ func (v *View) choose(load map[uint64]int, p Placement, m *Planned, alive func(u
 			continue
 		}
 		seen++
-		switch refused := v.d.mayTake(p, from, h.ID); {
+		switch refused := v.d.mayTake(load, p, from, h.ID); {
 		case refused != nil:
 			m.Reason = refused.detail
 		case !alive(h.ID):
@@ -182,7 +182,7 @@ func (v *View) evener(load map[uint64]int, role HostRole, moved map[uint64]bool,
 			if load[from]-load[to] < 2 {
 				break
 			}
-			if m, ok := v.movable(from, to, moved); ok {
+			if m, ok := v.movable(load, from, to, moved); ok {
 				return m, true
 			}
 		}
@@ -191,14 +191,14 @@ func (v *View) evener(load map[uint64]int, role HostRole, moved map[uint64]bool,
 }
 
 // movable finds a replica that can move from a host to another one. The catalog itself is not moved for balance.
-func (v *View) movable(from, to uint64, moved map[uint64]bool) (Planned, bool) {
+func (v *View) movable(load map[uint64]int, from, to uint64, moved map[uint64]bool) (Planned, bool) {
 	for _, shard := range v.byHost[from] {
 		p := v.d.placements[shard]
 		r, ok := p.OnHost(from)
 		if !ok || p.Deleted || shard == ShardID || moved[shard] || r.State != ReplicaStarted || !r.Votes() || v.incomplete(p) {
 			continue
 		}
-		if v.d.mayTake(p, r, to) == nil {
+		if v.d.mayTake(load, p, r, to) == nil {
 			return Planned{Shard: shard, From: r.ID, FromHost: from, ToHost: to, Why: "balance"}, true
 		}
 	}

@@ -131,7 +131,7 @@ func (s *State) startMove(c *StartMove) (bool, *refusal) {
 	if !ok || from.State == ReplicaRetired || from.State == ReplicaRemoved {
 		return false, refuse(code.NotReplica, "shard %d has no replica %d", c.Shard, c.From)
 	}
-	if refused := s.d.mayTake(p, from, c.ToHost); refused != nil {
+	if refused := s.d.mayTake(s.d.load(), p, from, c.ToHost); refused != nil {
 		return false, refused
 	}
 	birth := BirthNonVoting
@@ -146,8 +146,8 @@ func (s *State) startMove(c *StartMove) (bool, *refusal) {
 }
 
 // mayTake says whether a host can take the place of a replica: it has the role, is active, has room, has nothing of the shard, and shares no
-// failure domain with a replica that stays.
-func (d *data) mayTake(p Placement, from Replica, hostID uint64) *refusal {
+// failure domain with a replica that stays. load is what each host has.
+func (d *data) mayTake(load map[uint64]int, p Placement, from Replica, hostID uint64) *refusal {
 	h, ok := d.hosts[hostID]
 	if !ok {
 		return unknownHost(hostID)
@@ -168,7 +168,7 @@ func (d *data) mayTake(p Placement, from Replica, hostID uint64) *refusal {
 			return refuse(code.NoPlacement, "host %d is in one failure domain with host %d, which has a replica of shard %d", hostID, r.HostID, p.Shard)
 		}
 	}
-	if d.load()[hostID] >= MaxReplicasPerHost {
+	if load[hostID] >= MaxReplicasPerHost {
 		return refuse(code.NoPlacement, "host %d has %d replicas", hostID, MaxReplicasPerHost)
 	}
 	return nil
