@@ -177,6 +177,18 @@ func TestBackup(t *testing.T) {
 	require.Nil(t, acked[0].Err)
 	_, err = c.Ack(ctx, "orders-2", "g", receipt)
 	requireCode(t, code.InvalidReceipt, err)
+
+	before, err := c.SnapshotQueue(ctx, "orders")
+	require.NoError(t, err)
+	for range 2 { // the second time it is done
+		done, err = backup.Restore(ctx, c, dir, backup.RestoreOptions{Replace: before.QueueId})
+		require.NoError(t, err)
+	}
+	require.True(t, done[0].Before)
+	now, err := c.SnapshotQueue(ctx, "orders")
+	require.NoError(t, err)
+	require.NotEqual(t, before.Partitions[0].Shard, now.Partitions[0].Shard)
+	require.Equal(t, want, contentsOf(ctx, t, d.Nodes[0], "orders"), "what was published after the save is gone")
 }
 
 // publishToLeader tries the full hosts until one that leads has an answer.

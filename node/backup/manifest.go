@@ -122,17 +122,13 @@ func DecodeManifest(b []byte) (*Manifest, error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&m); err != nil {
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
-			return bad("at offset %d: %v", syntax.Offset, err)
-		}
-		return bad("%v", err)
+		return bad("at offset %d: %v", d.InputOffset(), err)
 	}
 	switch {
 	case m.Format != manifestFormat:
-		return bad("its format is %q, not %q", m.Format, manifestFormat)
+		return bad("at offset 0: its format is %q, not %q", m.Format, manifestFormat)
 	case m.Version != manifestVersion:
-		return bad("version %d: this binary reads version %d", m.Version, manifestVersion)
+		return bad("at offset 0: version %d: this binary reads version %d", m.Version, manifestVersion)
 	}
 	again, err := m.Encode()
 	if err != nil {

@@ -95,7 +95,7 @@ func (p *Partition) verify(dir string, meter func(uint64), take func(key, value 
 	path := filepath.Join(dir, p.File)
 	f, err := os.Open(path)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrCorrupt, err)
+		return fmt.Errorf("%w: at offset 0: %w", ErrCorrupt, err)
 	}
 	defer f.Close()
 	in := &counted{r: f, meter: meter}
