@@ -145,9 +145,24 @@ func (t *tx) importChunk(c *Import, r *Result) {
 			return
 		}
 	}
-	mustEachPair(c.Pairs, func(key, value []byte) { t.b.Set(key, value) })
+	mustEachPair(c.Pairs, func(key, value []byte) { t.b.Set(key, adopted(key, value)) })
 	t.b.Set(importKey, v.encode(nil))
 	t.imp, r.Version = &v, v.next
+}
+
+// adopted is what a saved value becomes in another shard. A dead letter that was on its way to a target waits again: the target is
+// named by its shard, and in another fleet that is another queue's.
+func adopted(key, value []byte) []byte {
+	if key[0] != kindDead {
+		return value
+	}
+	d, err := readDead(Address(lastU64(key)), value)
+	check(err) // Validate has looked
+	if d.ExportState != ExportExporting {
+		return value
+	}
+	d.ExportState, d.Target = ExportPending, 0
+	return putDead(nil, &d)
 }
 
 // fresh says whether nothing but options was ever stored here.

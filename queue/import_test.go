@@ -213,6 +213,40 @@ func TestImportIsRefused(t *testing.T) {
 	to.RequireSame()
 }
 
+// TestImportForgetsTargets: the shard that a dead letter was on its way to may be another queue's in another fleet.
+func TestImportForgetsTargets(t *testing.T) {
+	m := queuetest.New(t)
+	r := m.Do(&queue.Group{Stamp: t0, Op: queue.GroupCreate, Name: "g", Config: config("dead"), OperationID: 1, FirstHome: 1})
+	m.Do(publish(t0, "a", "b"))
+	expire := func(e ...queue.ExpireEntry) {
+		require.Equal(t, code.OK, m.Do(&queue.Expire{Stamp: t0, Group: r.Group, Epoch: 1, Entries: e}).Code)
+	}
+	expire(queue.ExpireEntry{Kind: queue.ExpireDead, Address: 1, Attempts: 5, Reason: "x"}, queue.ExpireEntry{Kind: queue.ExpireDead, Address: 2, Attempts: 5, Reason: "y"})
+	expire(queue.ExpireEntry{Kind: queue.ExpireExport, Address: 1, Change: 1, ExportState: queue.ExportExporting, Target: 900})
+	dead, _, err := m.DeadLetters(r.Group, 0, 10, false)
+	require.NoError(t, err)
+	require.Equal(t, queue.ExportExporting, dead[0].ExportState)
+
+	to := queuetest.New(t)
+	for _, c := range imports(t, m, 99, 1<<20) {
+		require.Equal(t, code.OK, to.Do(c).Code)
+	}
+	require.Equal(t, code.OK, to.Do(&queue.Retention{Stamp: t0, Recover: &queue.Recovery{}}).Code)
+	dead, _, err = to.DeadLetters(r.Group, 0, 10, false)
+	require.NoError(t, err)
+	require.Equal(t, queue.ExportPending, dead[0].ExportState)
+	require.Zero(t, dead[0].Target)
+	require.EqualValues(t, 1, dead[0].ExportNumber)
+	require.NoError(t, to.Check())
+	r = to.Do(publish(t0, "c"))
+	g, _ := to.Group(1)
+	last := r.Publishes[0].Messages[0].Address
+	require.Equal(t, code.OK, to.Do(&queue.Expire{Stamp: t0, Group: g.ID, Epoch: g.Epoch, Entries: []queue.ExpireEntry{{Kind: queue.ExpireDead, Address: last, Attempts: 5, Reason: "z"}}}).Code)
+	dead, _, err = to.DeadLetters(g.ID, last, 10, false)
+	require.NoError(t, err)
+	require.EqualValues(t, 2+1<<20+1, dead[0].ExportNumber, "no number is given twice")
+}
+
 func from(id, epoch uint64, low, seq queue.Seq) queue.Publish {
 	return queue.Publish{Producer: queue.Producer{Kind: queue.ProducerClient, ID: id}, ProducerEpoch: epoch, Low: low,
 		Messages: []queue.Message{{Seq: seq, Body: []byte("m")}}}
