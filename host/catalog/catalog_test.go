@@ -366,6 +366,11 @@ func golden() map[string][]byte {
 		"start-move":        Encode(&StartMove{Shard: 5, From: 2, ToHost: 4}),
 		"move-report":       Encode(&MoveReport{Shard: 5, To: 3, Event: MovePromoted}),
 		"view-sections":     EncodeView(goldenSections(v)),
+		"view-access":       EncodeView(goldenAccess(v)),
+		"put-tenant":        Encode(&PutTenant{Tenant{ID: 2, Name: "acme", MaxQueues: 3, PublishRate: 4, Version: 5}}),
+		"delete-tenant":     Encode(&DeleteTenant{Name: "acme"}),
+		"create-token":      Encode(&CreateAccessToken{AccessToken{ID: 6, Hash: [32]byte{7}, Tenant: "acme", Roles: RoleProduce | RoleConsume, Name: "web"}}),
+		"revoke-token":      Encode(&RevokeAccessToken{ID: 6}),
 	}
 }
 

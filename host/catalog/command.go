@@ -7,7 +7,8 @@ import (
 )
 
 // Command is one change of the catalog: *InitFleet, *RegisterHost, *CreateQueue, *ConfigureQueue, *DeleteQueue, *ReplicaReport,
-// *MoveQueue, *JoinHost, *CreateJoinToken, *DrainHost, *RemoveHost, *StartMove, *MoveReport.
+// *MoveQueue, *JoinHost, *CreateJoinToken, *DrainHost, *RemoveHost, *StartMove, *MoveReport, *PutTenant, *DeleteTenant,
+// *CreateAccessToken, *RevokeAccessToken.
 //
 // Encoded form: version byte, tag byte, fields. Decode never panics, allocates in proportion to its input, and refuses
 // trailing bytes and unknown versions and tags.
@@ -34,6 +35,11 @@ const (
 	tagStartMove       = 11
 	tagMoveReport      = 12
 	tagMoveQueue       = 16
+
+	tagPutTenant         = 24
+	tagDeleteTenant      = 25
+	tagCreateAccessToken = 26
+	tagRevokeAccessToken = 27
 )
 
 // InitFleet gives the fleet its id, the key of its receipts, and the placement of the catalog itself. The first one wins; a
@@ -202,6 +208,14 @@ func (d *decoder) command(tag uint8) Command {
 		return &DrainHost{HostID: d.u64(), Cancel: d.bool()}
 	case tagRemoveHost:
 		return &RemoveHost{HostID: d.u64(), Lost: d.bool()}
+	case tagPutTenant:
+		return &PutTenant{Tenant: d.tenant()}
+	case tagDeleteTenant:
+		return &DeleteTenant{Name: d.str()}
+	case tagCreateAccessToken:
+		return &CreateAccessToken{Token: d.accessToken()}
+	case tagRevokeAccessToken:
+		return &RevokeAccessToken{ID: d.u64()}
 	case tagStartMove:
 		return &StartMove{Shard: d.u64(), From: queue.ReplicaID(d.u64()), ToHost: d.u64()}
 	case tagMoveReport:

@@ -13,6 +13,8 @@ const (
 	sectionRemoved      = 3
 	sectionMoves        = 4
 	sectionJoinTokens   = 5
+	sectionTenants      = 16
+	sectionAccessTokens = 17
 )
 
 // section is one of them, encoded.
@@ -29,6 +31,8 @@ func (d *data) sections() []section {
 		{sectionRemoved, list(d.removed, func(e *encoder, id uint64, _ bool) { e.u64(id) })},
 		{sectionMoves, list(d.moves, func(e *encoder, _ uint64, m Move) { e.move(m) })},
 		{sectionJoinTokens, list(d.joinTokens, func(e *encoder, _ uint64, t JoinToken) { e.joinToken(t) })},
+		{sectionTenants, list(d.tenants, func(e *encoder, _ uint64, t Tenant) { e.tenant(t) })},
+		{sectionAccessTokens, list(d.accessTokens, func(e *encoder, _ uint64, t AccessToken) { e.accessToken(t) })},
 	}
 	return slices.DeleteFunc(all, func(s section) bool { return s.body == nil })
 }
@@ -91,6 +95,10 @@ func (d *decoder) section(tag uint16, out *data) {
 		unlist(d, moveBytes, out.moves, func() (uint64, Move) { m := d.move(); return m.Shard, m })
 	case sectionJoinTokens:
 		unlist(d, 48, out.joinTokens, func() (uint64, JoinToken) { t := d.joinToken(); return t.ID, t })
+	case sectionTenants:
+		unlist(d, tenantBytes, out.tenants, func() (uint64, Tenant) { t := d.tenant(); return t.ID, t })
+	case sectionAccessTokens:
+		unlist(d, accessTokenBytes, out.accessTokens, func() (uint64, AccessToken) { t := d.accessToken(); return t.ID, t })
 	default:
 		d.err = errMalformed
 	}

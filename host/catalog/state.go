@@ -41,6 +41,8 @@ type data struct {
 	removed      map[uint64]bool      // ids of removed hosts, for ever
 	moves        map[uint64]Move      // by shard
 	joinTokens   map[uint64]JoinToken
+	tenants      map[uint64]Tenant
+	accessTokens map[uint64]AccessToken
 }
 
 // NewState returns the catalog of a fleet that does not exist yet.
@@ -58,6 +60,8 @@ func NewState() *State {
 		removed:      make(map[uint64]bool),
 		moves:        make(map[uint64]Move),
 		joinTokens:   make(map[uint64]JoinToken),
+		tenants:      make(map[uint64]Tenant),
+		accessTokens: make(map[uint64]AccessToken),
 	}}
 }
 
@@ -113,6 +117,14 @@ func (s *State) apply(c Command, r *Result) (changed bool, _ *refusal) {
 		return s.drainHost(c, r)
 	case *RemoveHost:
 		return s.removeHost(c, r)
+	case *PutTenant:
+		return s.putTenant(c)
+	case *DeleteTenant:
+		return s.deleteTenant(c)
+	case *CreateAccessToken:
+		return s.createAccessToken(c)
+	case *RevokeAccessToken:
+		return s.revokeAccessToken(c)
 	case *StartMove:
 		return s.startMove(c)
 	case *MoveReport:
@@ -209,6 +221,9 @@ func (s *State) createQueue(c *CreateQueue, r *Result) (bool, *refusal) {
 	}
 	if id, ok := s.d.created[c.OperationID]; ok {
 		return false, refuse(code.MutationFenced, "this creation was done before, as queue %d, which was deleted since", id)
+	}
+	if refused := s.d.mayOwnMore(want.Tenant); refused != nil {
+		return false, refused
 	}
 	placed, refused := s.place(want)
 	if refused != nil {

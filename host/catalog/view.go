@@ -14,8 +14,9 @@ import (
 // View is an immutable copy of the catalog at one version. Records that it returns share memory with it: they must not be
 // changed. The zero *View is not valid; an empty catalog's view has Version 0.
 type View struct {
-	d      data
-	byHost map[uint64][]uint64 // host → shards with a replica on it, ascending, deleted ones included
+	d       data
+	byHost  map[uint64][]uint64 // host → shards with a replica on it, ascending, deleted ones included
+	byToken map[[32]byte]uint64 // hash of an access token → its id
 }
 
 // Seal makes the view of the present version, if it is not made yet, and returns it. It must not run beside Apply.
@@ -39,13 +40,18 @@ func (s *State) Seal() *View {
 		removed:      maps.Clone(s.d.removed),
 		moves:        maps.Clone(s.d.moves),
 		joinTokens:   maps.Clone(s.d.joinTokens),
+		tenants:      maps.Clone(s.d.tenants),
+		accessTokens: maps.Clone(s.d.accessTokens),
 	})
 	s.view.Store(v)
 	return v
 }
 
 func newView(d data) *View {
-	v := &View{d: d, byHost: make(map[uint64][]uint64)}
+	v := &View{d: d, byHost: make(map[uint64][]uint64), byToken: make(map[[32]byte]uint64)}
+	for id, t := range d.accessTokens {
+		v.byToken[t.Hash] = id
+	}
 	for _, shard := range slices.Sorted(maps.Keys(d.placements)) {
 		p := d.placements[shard]
 		for i, r := range p.Replicas {

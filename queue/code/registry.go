@@ -50,6 +50,7 @@ const (
 	InvalidReceipt      Code = 0x0016
 	DelayTooLong        Code = 0x0017
 	WrongPartition      Code = 0x0018 // the key belongs to another partition
+	NotPermitted        Code = 0x001a // the token's roles do not allow the call
 	AtomicPartitions    Code = 0x0019 // an atomic publish over several partitions
 	StaleGeneration     Code = 0x0020
 	NotOwner            Code = 0x0021 // NotGroupHome: go to the named home

@@ -23,6 +23,7 @@ var table = []Info{
 	{DelayTooLong, "DELAY_TOO_LONG", ClassPermanent, "the delay exceeds the queue's limit: shorten it, or raise the queue's max delay"},
 	{WrongPartition, "WRONG_PARTITION", ClassRenegotiate, "the key belongs to another partition: ask for the queue's partitions again"},
 	{AtomicPartitions, "ATOMIC_PARTITIONS", ClassPermanent, "an atomic publish must fit one partition: give its messages one key, or name the partition; transactions over partitions are not offered"},
+	{NotPermitted, "NOT_PERMITTED", ClassFatal, "the token does not allow this: use one with the role that the details name"},
 	{StaleGeneration, "STALE_GENERATION", ClassRenegotiate, "the assignment has changed: ask again"},
 	{NotOwner, "NOT_OWNER", ClassRenegotiate, "this host is not the group's home: go to the home that the details name"},
 	{StaleOwner, "STALE_OWNER", ClassRenegotiate, "the group has a new home or was reset since: receive again"},
