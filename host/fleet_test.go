@@ -24,6 +24,7 @@ type testFleet struct {
 	t           *testing.T
 	dir         string
 	specs       []HostSpec
+	joined      []HostSpec // with a token, later
 	hosts       map[uint64]*RaftHost
 	tune        func(*Config)   // may be nil
 	beforeStart func(*RaftHost) // called before a host starts; may be nil

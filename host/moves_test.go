@@ -27,7 +27,8 @@ func (f *testFleet) join(id uint64, role catalog.HostRole) *RaftHost {
 		spec.ClientAddr = ""
 	}
 	specs := f.specs
-	f.specs = append(slices.Clone(specs), spec)
+	f.joined = append(f.joined, spec)
+	f.specs = append(slices.Clone(specs), f.joined...)
 	cfg := f.config(id)
 	f.specs = specs
 	token, _, err := f.any().CreateJoinToken(within(f.t, patience), time.Minute)
@@ -230,8 +231,25 @@ func TestHostsJoinAndLeave(t *testing.T) {
 	f.becomes(shard, staying, 4, 5)
 	f.becomes(catalog.ShardID, staying, 4, 5)
 	eventually(t, "the lost host is gone", func() bool { return four.Catalog().RemovedHost(3) })
+
+	// So does that of the other full replica: one full replica and the witness are left, and a quorum.
 	f.stop(staying)
 	f.enqueue(four, shard)
+	six := f.join(6, catalog.HostFull)
+	f.change(&catalog.RemoveHost{HostID: staying, Lost: true})
+	f.becomes(shard, 4, 5, 6)
+	f.becomes(catalog.ShardID, 4, 5, 6)
+	f.enqueue(f.leader(shard), shard)
+	eventually(t, "equal states", func() bool {
+		_, here := six.Reader(shard)
+		if !here {
+			return false
+		}
+		a, errA := digest(four, shard)
+		b, errB := digest(six, shard)
+		return errA == nil && errB == nil && a == b
+	})
+	eventually(t, "two data copies", func() bool { return f.leader(shard).InSync(shard) == 2 })
 }
 
 // TestWipedHostIsReplaced: a host that comes back without its data is refused, declared lost, and replaced, also in the catalog.
