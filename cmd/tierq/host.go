@@ -169,15 +169,14 @@ func hostDrain(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			wait := a.tryFor(time.Hour)
-			return a.withClientFor(cmd.Context(), wait+10*time.Second, func(ctx context.Context, c *client.Client) error {
+			return a.withClientFor(cmd.Context(), time.Hour, func(ctx context.Context, c *client.Client) error {
 				if err := c.DrainHost(ctx, id, cancel); err != nil {
 					return err
 				}
 				if cancel || noWait {
 					return a.printDrain(ctx, c, id)
 				}
-				return a.awaitDrain(ctx, c, id, time.Now().Add(wait))
+				return a.awaitDrain(ctx, c, id)
 			})
 		},
 	}
@@ -189,13 +188,10 @@ func hostDrain(a *app) *cobra.Command {
 const drainPause = 500 * time.Millisecond
 
 // awaitDrain says what is left whenever that changes, until nothing is.
-func (a *app) awaitDrain(ctx context.Context, c *client.Client, id uint64, end time.Time) error {
+func (a *app) awaitDrain(ctx context.Context, c *client.Client, id uint64) error {
 	said := ""
 	for {
 		l, err := c.ListHosts(ctx)
-		if err != nil && ctx.Err() != nil {
-			return err
-		}
 		if err == nil {
 			text, left := drainProgress(l, id)
 			if text != said {
@@ -206,12 +202,9 @@ func (a *app) awaitDrain(ctx context.Context, c *client.Client, id uint64, end t
 				return a.printDrain(ctx, c, id)
 			}
 		}
-		if time.Now().After(end) {
-			return &checkError{fmt.Sprintf("%s: it goes on; run `tierq host drain %d` again to watch", said, id)}
-		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return &checkError{fmt.Sprintf("%s: it goes on; run `tierq host drain %d` again to watch", said, id)}
 		case <-time.After(drainPause):
 		}
 	}
@@ -293,8 +286,7 @@ func rebalanceCommand(a *app) *cobra.Command {
 			"on at once; this command begins the next ones as they end. What is begun goes on without it: run it again to go on.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			wait := a.tryFor(time.Hour)
-			return a.withClientFor(cmd.Context(), wait+10*time.Second, func(ctx context.Context, c *client.Client) error {
+			return a.withClientFor(cmd.Context(), time.Hour, func(ctx context.Context, c *client.Client) error {
 				plan, err := c.Rebalance(ctx, true)
 				if err != nil {
 					return err
@@ -302,7 +294,7 @@ func rebalanceCommand(a *app) *cobra.Command {
 				if err := a.print(rebalanceTable(plan)); err != nil || dryRun {
 					return err
 				}
-				return a.rebalance(ctx, c, noWait, time.Now().Add(wait))
+				return a.rebalance(ctx, c, noWait)
 			})
 		},
 	}
@@ -323,7 +315,7 @@ func rebalanceTable(p *tierqv1.RebalanceResponse) *table {
 }
 
 // rebalance begins moves until none is left, then moves the leaders.
-func (a *app) rebalance(ctx context.Context, c *client.Client, noWait bool, end time.Time) error {
+func (a *app) rebalance(ctx context.Context, c *client.Client, noWait bool) error {
 	said := ""
 	for {
 		plan, err := c.Rebalance(ctx, false)
@@ -339,12 +331,10 @@ func (a *app) rebalance(ctx context.Context, c *client.Client, noWait bool, end 
 			return nil
 		case plan.UnderWay == 0:
 			return moveLeaders(ctx, c, plan.Leaders)
-		case time.Now().After(end):
-			return &checkError{said + ": run `tierq rebalance` again to go on"}
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return &checkError{said + ": run `tierq rebalance` again to go on"}
 		case <-time.After(drainPause):
 		}
 	}
