@@ -241,6 +241,9 @@ func (a *app) restore(ctx context.Context, c backup.Target, dir string, o backup
 			return perr
 		}
 	}
+	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return errors.New("interrupted: the same command goes on where this one stopped, with --abort it removes what there is")
+	}
 	return backupError(err)
 }
 
