@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ const patience = 30 * time.Second
 type testFleet struct {
 	t           *testing.T
 	dir         string
+	mu          sync.Mutex // guards hosts where a test says so
 	specs       []HostSpec
 	joined      []HostSpec // with a token, later
 	hosts       map[uint64]*RaftHost

@@ -102,6 +102,11 @@ type testPublisher struct {
 }
 
 func (f *testFleet) publish(shard uint64, hosts ...*RaftHost) *testPublisher {
+	return f.publishAt(shard, func(turn int) *RaftHost { return hosts[turn%len(hosts)] })
+}
+
+// publishAt is publish at the hosts that at names by turns; one that is nil is passed over.
+func (f *testFleet) publishAt(shard uint64, at func(turn int) *RaftHost) *testPublisher {
 	p := &testPublisher{stop: make(chan struct{})}
 	p.done.Go(func() {
 		last := time.Now()
@@ -111,7 +116,11 @@ func (f *testFleet) publish(shard uint64, hosts ...*RaftHost) *testPublisher {
 				return
 			default:
 			}
-			if publishOne(hosts[turn%len(hosts)], shard, int(p.acked.Load())+1) {
+			h := at(turn)
+			if h == nil {
+				continue
+			}
+			if publishOne(h, shard, int(p.acked.Load())+1) {
 				p.gap = max(p.gap, time.Since(last))
 				last = time.Now()
 				p.acked.Add(1)
@@ -121,6 +130,29 @@ func (f *testFleet) publish(shard uint64, hosts ...*RaftHost) *testPublisher {
 	})
 	f.t.Cleanup(p.end)
 	return p
+}
+
+// running returns a host, nil while it is stopped; from any goroutine, where hosts are only stopped and started by restart.
+func (f *testFleet) running(id uint64) *RaftHost {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hosts[id]
+}
+
+// restart stops a host and starts it again with its data.
+func (f *testFleet) restart(id uint64) {
+	f.t.Helper()
+	f.mu.Lock()
+	h := f.hosts[id]
+	delete(f.hosts, id)
+	f.mu.Unlock()
+	require.NoError(f.t, h.Close())
+	next, err := Open(h.cfg)
+	require.NoError(f.t, err)
+	next.Start()
+	f.mu.Lock()
+	f.hosts[id] = next
+	f.mu.Unlock()
 }
 
 func (p *testPublisher) end() {
