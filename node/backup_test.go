@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap/zaptest"
 
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/node/api"
@@ -256,7 +257,8 @@ func TestForcedRecovery(t *testing.T) {
 		return err == nil && len(v.Queues("")) == 1
 	}, 10*time.Second, 50*time.Millisecond)
 	survivor := copyDir(t, filepath.Join(dir, "host-2")) // killed: nothing was flushed
-	require.NoError(t, d.Nodes[1].Close())
+	require.NoError(t, c.Close(ctx)) // a host waits for open streams when it stops
+	require.NoError(t, d.Nodes[1].stop())
 	const lost = 5
 	for i := range lost {
 		publish(queue.Seq(2 + i))
@@ -304,4 +306,116 @@ func TestForcedRecovery(t *testing.T) {
 	list, err := nc.Receive(ctx, "orders", "g", client.ReceiveOptions{Max: 100, MaxBytes: 16 << 20, Wait: 5 * time.Second})
 	require.NoError(t, err)
 	require.Greater(t, list[len(list)-1].Address, uint64(kept)+lost, "no address is given out twice")
+}
+
+// TestForcedRecoveryInPlace: the catalog still has its quorum, and a queue has lost the host with its newest copy. What the other full host
+// has takes the queue's place, on hosts that are left.
+func TestForcedRecoveryInPlace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short opens no fleet")
+	}
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	f := openHosts(ctx, t, RoleFull, RoleFull, RoleFull, RoleWitness)
+	publish := func(body string) uint64 { // by a client of its own: a host waits for open streams when it stops
+		c := newClient(t, &Dev{Nodes: f.running()}, client.Options{})
+		reply, err := c.Publish(ctx, "orders", client.Message{Body: []byte(body)})
+		require.NoError(t, err)
+		require.NoError(t, c.Close(ctx))
+		return reply[0].Address
+	}
+	c := newClient(t, &Dev{Nodes: f.running()}, client.Options{})
+	_, err := c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: "orders", Replicas: 2, Witnesses: 1})
+	require.NoError(t, err)
+	kept := publish("kept")
+	q, err := c.LocateQueue(ctx, "orders")
+	require.NoError(t, err)
+	var full []uint64
+	for _, r := range q.Partitions[0].Replicas {
+		if r.Role == "full" {
+			full = append(full, r.Host)
+		}
+	}
+	require.Len(t, full, 2)
+	survivor, gone := full[0], full[1]
+	f.stop(survivor)
+	publish("lost")
+	f.stop(gone)
+	require.NoError(t, os.RemoveAll(f.configs[gone-1].Data))
+
+	p, err := backup.OpenPlan(f.configs[survivor-1].Data, nil, []string{"orders"})
+	require.NoError(t, err)
+	out := filepath.Join(t.TempDir(), "recovered")
+	_, err = p.Save(out, nil)
+	require.NoError(t, err)
+	require.NoError(t, p.Close())
+	f.start(survivor)
+	require.NoError(t, f.nodes[survivor].AwaitReady(ctx))
+	_, err = f.nodes[survivor].RemoveHost(ctx, gone, true)
+	require.NoError(t, err)
+	before, err := c.SnapshotQueue(ctx, "orders")
+	require.NoError(t, err)
+	_, err = backup.Restore(ctx, c, out, backup.RestoreOptions{Replace: before.QueueId})
+	require.NoError(t, err)
+	require.Greater(t, publish("after"), kept+1<<20)
+	got, err := c.Receive(ctx, "orders", "", client.ReceiveOptions{Max: 10, Wait: 10 * time.Second})
+	require.NoError(t, err)
+	require.Len(t, got, 2)
+	require.Equal(t, "kept", string(got[0].Body))
+	require.Equal(t, "after", string(got[1].Body))
+}
+
+// hosts is a fleet whose hosts stop and start one by one.
+type hosts struct {
+	t       *testing.T
+	configs []Config
+	nodes   map[uint64]*Node
+}
+
+func openHosts(ctx context.Context, t *testing.T, roles ...Role) *hosts {
+	t.Helper()
+	f := &hosts{t: t, nodes: map[uint64]*Node{}}
+	ports, err := FreePorts(3 * len(roles))
+	require.NoError(t, err)
+	var list []HostConfig
+	for i, role := range roles {
+		h := HostConfig{ID: uint64(i + 1), Role: role, Raft: addr(ports[3*i]), Peer: addr(ports[3*i+1]), Domain: string(rune('a' + i))}
+		if role == RoleFull {
+			h.API = addr(ports[3*i+2])
+		}
+		list = append(list, h)
+	}
+	dir := t.TempDir()
+	for _, h := range list {
+		f.configs = append(f.configs, Config{Host: h.ID, Data: filepath.Join(dir, itoa(h.ID)), Hosts: list, Admin: "off"})
+		f.start(h.ID)
+	}
+	t.Cleanup(func() { _ = (&Dev{Nodes: f.running()}).Close() })
+	for _, n := range f.running() {
+		require.NoError(t, n.AwaitReady(ctx))
+	}
+	return f
+}
+
+func (f *hosts) running() (list []*Node) {
+	for _, c := range f.configs {
+		if n := f.nodes[c.Host]; n != nil {
+			list = append(list, n)
+		}
+	}
+	return list
+}
+
+func (f *hosts) start(id uint64) {
+	f.t.Helper()
+	n, err := Open(f.configs[id-1], Listeners{}, zaptest.NewLogger(f.t, zaptest.Level(zapLevel)))
+	require.NoError(f.t, err)
+	f.nodes[id] = n
+}
+
+func (f *hosts) stop(id uint64) {
+	f.t.Helper()
+	require.NoError(f.t, f.nodes[id].stop())
+	delete(f.nodes, id)
 }
