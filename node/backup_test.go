@@ -257,7 +257,7 @@ func TestForcedRecovery(t *testing.T) {
 		return err == nil && len(v.Queues("")) == 1
 	}, 10*time.Second, 50*time.Millisecond)
 	survivor := copyDir(t, filepath.Join(dir, "host-2")) // killed: nothing was flushed
-	require.NoError(t, c.Close(ctx)) // a host waits for open streams when it stops
+	require.NoError(t, c.Close(ctx))                     // a host waits for open streams when it stops
 	require.NoError(t, d.Nodes[1].stop())
 	const lost = 5
 	for i := range lost {

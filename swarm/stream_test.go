@@ -169,3 +169,23 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+// TestVerifyNamesTheChunk: what a check says of a pair is told with the offset of its chunk.
+func TestVerifyNamesTheChunk(t *testing.T) {
+	var b bytes.Buffer
+	want, err := Write(&b, Header{Shard: 7, Index: 42}, eachOf(space(2000, 1000)))
+	require.NoError(t, err)
+	h, s, err := Verify(bytes.NewReader(b.Bytes()), func(_, _ []byte) error { return nil })
+	require.NoError(t, err)
+	require.Equal(t, want, s)
+	require.Equal(t, Header{Shard: 7, Index: 42}, h)
+	bad := errors.New("no message")
+	_, _, err = Verify(bytes.NewReader(b.Bytes()), func(key, _ []byte) error {
+		if len(key) == 9 && key[8] == 0xff {
+			return bad
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorContains(t, err, "at offset 36: key 02 00 00 00 00 00 00 00 ff: no message")
+}

@@ -30,8 +30,20 @@ type Source interface {
 // Progress hears what is done, now and then; it may be nil. Total is 0 while it is not known.
 type Progress func(queue string, partition int, done, total uint64)
 
-// saveRounds is how often every host of a partition is asked for its stream.
-const saveRounds = 3
+// saveRounds is how often every host of a partition is asked for its stream, savePause the time between: an election passes.
+const (
+	saveRounds = 3
+	savePause  = time.Second
+)
+
+func pause(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
 
 // Save writes a backup of queues to a directory, which it makes, or which a save that did not end has left. The manifest comes
 // last, when all else is durable: without it the directory is no backup. Each partition is whole, at one index of its own.
@@ -170,7 +182,10 @@ func savePartition(ctx context.Context, from Source, name string, number int, p 
 	if len(p.Apis) == 0 {
 		return out, code.New(code.Unavailable, "no host with a full replica answers")
 	}
-	for range saveRounds {
+	for round := range saveRounds {
+		if round > 0 {
+			pause(ctx, savePause)
+		}
 		for _, addr := range p.Apis {
 			out, err = writeStream(dir, fileOf(name, number), meterOf(progress, name, number, 0), func(w io.Writer) error {
 				return from.SaveShard(ctx, addr, name, uint32(number), w)
