@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/certs"
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/replica"
@@ -48,6 +49,10 @@ type Config struct {
 
 	// PeerListener, if not nil, is used for the peer API in place of PeerListen, and closed by the host.
 	PeerListener net.Listener
+
+	// TLS, if not nil, protects the Raft port and the peer API: every host shows a certificate that the others' roots trust,
+	// for the names or addresses in Hosts. The caller keeps it current (Store.Watch). All hosts have it, or none.
+	TLS *certs.Store
 
 	// Installer streams the state of a full replica to one that is behind its leader's log. Without one, a host can
 	// neither send nor take a whole state.

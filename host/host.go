@@ -215,6 +215,7 @@ func (h *RaftHost) openPeers() (err error) {
 		Interval: h.cfg.ReportInterval,
 		Silence:  h.cfg.Silence,
 		Logger:   h.log,
+		TLS:      h.cfg.TLS,
 	})
 	h.clock = newClock(h.cfg.WallClock, h.cfg.BootClock, h.peers.ClockOffsets)
 	return nil

@@ -38,6 +38,15 @@ type HostConfig struct {
 	Domain string `yaml:"domain"`
 }
 
+// TLSFiles names PEM files, which are followed: a new certificate needs no restart. Paths are relative to the working directory.
+type TLSFiles struct {
+	// Cert is the certificate, then the intermediate ones; Key its private key.
+	Cert string `yaml:"cert"`
+	Key  string `yaml:"key"`
+	// CA are the roots that the other side's certificate is checked against.
+	CA string `yaml:"ca"`
+}
+
 // Config is one host's YAML file. Per process: a change needs a restart. An unknown key is refused.
 type Config struct {
 	// Host is this host's id; it must be in Hosts.
@@ -48,6 +57,10 @@ type Config struct {
 	Hosts []HostConfig `yaml:"hosts"`
 	// Admin is the listener of /metrics, /healthz, /readyz, /stats and pprof. Defaults to 127.0.0.1:7191; "off" for none.
 	Admin string `yaml:"admin"`
+	// TLS protects the peer port: each side shows its certificate. All hosts have it, or none.
+	TLS *TLSFiles `yaml:"tls"`
+	// APITLS protects the API port. With a CA, clients must show a certificate that it has signed.
+	APITLS *TLSFiles `yaml:"api_tls"`
 	// Insecure names the listeners that may bind other than loopback without TLS: any of api, raft, peer, admin.
 	Insecure []string `yaml:"insecure"`
 	// LowSpaceBytes is the free space of the data directory's disk below which publishes are refused with 0x4004 while
@@ -168,6 +181,7 @@ func (c *Config) Validate() error {
 	} else {
 		problems = append(problems, c.bindProblems()...)
 	}
+	problems = append(problems, c.tlsProblems()...)
 	return errors.Join(problems...)
 }
 
@@ -193,6 +207,32 @@ func (h *HostConfig) problems() []string {
 	return out
 }
 
+// tlsFix is how a listener gets TLS; the admin listener has none.
+var tlsFix = map[string]string{"peer": "configure `tls`, or ", "api": "configure `api_tls`, or "}
+
+// tlsProblems names what is missing; the files are read when the host is opened.
+func (c *Config) tlsProblems() []error {
+	var problems []error
+	need := func(key, path, what string) {
+		if path == "" {
+			problems = append(problems, fmt.Errorf("%s is missing: name the PEM file of %s", key, what))
+		}
+	}
+	if t := c.TLS; t != nil {
+		need("tls.cert", t.Cert, "this host's certificate")
+		need("tls.key", t.Key, "its private key")
+		need("tls.ca", t.CA, "the CA that signs the certificates of all hosts")
+	}
+	if t := c.APITLS; t != nil {
+		need("api_tls.cert", t.Cert, "the certificate that clients are shown")
+		need("api_tls.key", t.Key, "its private key")
+		if c.Self().Role == RoleWitness {
+			problems = append(problems, errors.New("api_tls: a witness has no queue listener: remove it"))
+		}
+	}
+	return problems
+}
+
 // bindProblems refuses listeners beyond loopback until TLS protects them or Insecure names them.
 func (c *Config) bindProblems() []error {
 	open := map[string]bool{}
@@ -214,11 +254,15 @@ func (c *Config) bindProblems() []error {
 		if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
 			return
 		}
-		problems = append(problems, fmt.Errorf("%s: %s is not a loopback address and TLS is not configured: add %q to `insecure` to accept plain text there", name, addr, name))
+		problems = append(problems, fmt.Errorf("%s: %s is not a loopback address and TLS does not protect it: %sadd %q to `insecure` to accept plain text there", name, addr, tlsFix[name], name))
 	}
 	check("raft", self.Raft)
-	check("peer", self.Peer)
-	check("api", self.API)
+	if c.TLS == nil {
+		check("peer", self.Peer)
+	}
+	if c.APITLS == nil {
+		check("api", self.API)
+	}
 	if c.Admin != "off" {
 		check("admin", c.Admin)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/certs"
 	"github.com/tierq/tierq/host"
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/host/peer/peerv1/peerv1connect"
@@ -54,6 +55,9 @@ type Node struct {
 	plan    []leaderMove
 	planned time.Time
 
+	peerCerts, apiCerts *certs.Store // nil: plain text
+	watching            func()       // ends the watch of the files
+
 	api, admin *http.Server
 	apiAddr    net.Addr
 	adminAddr  net.Addr
@@ -80,6 +84,9 @@ func Open(cfg Config, ls Listeners, log *zap.Logger) (_ *Node, err error) {
 	}
 	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	n.metrics = newMetrics(n.registry)
+	if err := n.openCerts(); err != nil {
+		return nil, err
+	}
 	if err := n.bind(&ls); err != nil {
 		return nil, err
 	}
@@ -94,6 +101,7 @@ func Open(cfg Config, ls Listeners, log *zap.Logger) (_ *Node, err error) {
 	}
 	n.catalog = n.raft.Catalog()
 	n.registry.MustRegister(newCollector(n))
+	n.watchCerts()
 	n.serve(ls)
 	n.raft.Start()
 	return n, nil
@@ -129,7 +137,7 @@ func closeListeners(ls Listeners) {
 
 func (n *Node) hostConfig(ls Listeners) host.Config {
 	c := host.Config{
-		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry, LowSpaceBytes: n.cfg.LowSpaceBytes,
+		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry, LowSpaceBytes: n.cfg.LowSpaceBytes, TLS: n.peerCerts,
 		OnApplied:        n.onApplied,
 		OnInstalled:      n.onInstalled,
 		OnReplicaStarted: n.onStarted,
@@ -160,6 +168,9 @@ func (n *Node) serve(ls Listeners) {
 		public.Mount(mux)
 		n.apiAddr = ls.API.Addr()
 		n.api = newServer(mux)
+		if n.apiCerts != nil {
+			n.api.TLSConfig = n.apiCerts.Server("h2", "http/1.1")
+		}
 		go n.run("API", n.api, ls.API)
 	}
 	if ls.Admin != nil {
@@ -172,15 +183,20 @@ func (n *Node) serve(ls Listeners) {
 }
 
 func (n *Node) run(name string, s *http.Server, l net.Listener) {
-	if err := s.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+	serve := s.Serve
+	if s.TLSConfig != nil {
+		serve = func(l net.Listener) error { return s.ServeTLS(l, "", "") }
+	}
+	if err := serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
 		n.log.Error("listener ended", zap.String("listener", name), zap.Error(err))
 	}
 }
 
-// newServer serves HTTP/1.1 and HTTP/2 without TLS on one port.
+// newServer serves HTTP/1.1 and HTTP/2 on one port, without TLS until its TLSConfig is set.
 func newServer(h http.Handler) *http.Server {
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
+	p.SetHTTP2(true)
 	p.SetUnencryptedHTTP2(true)
 	return &http.Server{Handler: h, Protocols: p, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 4096, MaxReceiveBufferPerConnection: 8 << 20, MaxReceiveBufferPerStream: 4 << 20}}
@@ -215,6 +231,7 @@ func (n *Node) stop() error {
 }
 
 func (n *Node) close() error {
+	n.watching()
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	n.mu.Lock()

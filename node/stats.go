@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -193,6 +194,7 @@ var (
 	descExports = prometheus.NewDesc("tierq_outbox_waiting", "Dead letters on their way to the dead-letter queue, or waiting for it.", []string{"queue", "partition", "group"}, nil)
 	descParked  = prometheus.NewDesc("tierq_outbox_parked_seconds", "For how long the group's dead letters have not gone on, by reason; at the home only.", []string{"queue", "partition", "group", "code"}, nil)
 	descCopies  = prometheus.NewDesc("tierq_data_copies", "Full replicas that are in sync; at the leader's host only.", []string{"queue", "partition"}, nil)
+	descCert    = prometheus.NewDesc("tierq_certificate_expiry_seconds", "Until the certificate in use ends, by use: peer, api. Below 0: it has ended.", []string{"use"}, nil)
 	descLow     = prometheus.NewDesc("tierq_disk_low", "1: the data disk is nearly full and publishes are refused.", nil, nil)
 	descPeer    = prometheus.NewDesc("tierq_host_heard", "1: the other host is heard of, 0: it is silent.", []string{"host"}, nil)
 	descDead    = prometheus.NewDesc("tierq_group_dead", "Dead letters now.", []string{"queue", "partition", "group"}, nil)
@@ -209,7 +211,7 @@ func bit(b bool) float64 {
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUptime, descDesks, descLow, descPeer, descQuorum, descCopies, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead, descExports, descParked} {
+	for _, d := range []*prometheus.Desc{descUptime, descDesks, descCert, descLow, descPeer, descQuorum, descCopies, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead, descExports, descParked} {
 		ch <- d
 	}
 }
@@ -224,6 +226,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	n.mu.RLock()
 	gauge(descDesks, float64(len(n.desks)))
 	n.mu.RUnlock()
+	for use, ends := range n.certEnds() {
+		gauge(descCert, time.Until(ends).Seconds(), use)
+	}
 	gauge(descLow, bit(n.raft.SpaceIsLow()))
 	for _, h := range n.view().Hosts() {
 		if h.ID != n.id {

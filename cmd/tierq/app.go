@@ -36,6 +36,7 @@ type app struct {
 	addr    string
 	json    bool
 	timeout time.Duration
+	tls     tlsFlags
 	// began is set when the command line was found right: later errors are not about it.
 	began bool
 }
@@ -64,6 +65,7 @@ func (a *app) rootCommand() *cobra.Command {
 	fs.StringVar(&a.addr, "addr", addr, "API addresses of the fleet, separated by commas (env TIERQ_ADDR)")
 	fs.BoolVar(&a.json, "json", false, "print JSON for scripts")
 	fs.DurationVar(&a.timeout, "timeout", 0, "how long to try (default 10s; send, digest, doctor: 60s)")
+	a.tls.register(fs)
 	for _, command := range commands {
 		root.AddCommand(command(a))
 	}
@@ -182,8 +184,12 @@ func (a *app) options() (client.Options, error) {
 			o.Addrs = append(o.Addrs, addr)
 		}
 	}
+	var err error
+	if o.TLS, err = a.tls.store(); err != nil {
+		return o, err
+	}
 	o.EnsureDefaults()
-	if err := o.Validate(); err != nil {
+	if err = o.Validate(); err != nil {
 		return o, usagef("--addr: %v", err)
 	}
 	return o, nil

@@ -14,6 +14,7 @@ import (
 	"connectrpc.com/connect"
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/certs"
 	"github.com/tierq/tierq/host/peer/peerv1"
 	"github.com/tierq/tierq/host/peer/peerv1/peerv1connect"
 	"github.com/tierq/tierq/queue/code"
@@ -82,6 +83,7 @@ type Config struct {
 	Silence  time.Duration // without a report after which a host is not alive
 	Wall     func() time.Time
 	Logger   *zap.Logger
+	TLS      *certs.Store // nil: plain text. Else mutual, with one CA for all hosts
 }
 
 // Peers is one host's side of the peer API. Its methods may be called from any goroutine.
@@ -122,13 +124,23 @@ func New(cfg Config) *Peers {
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	var both, h2 http.Protocols
 	both.SetHTTP1(true)
-	both.SetUnencryptedHTTP2(true)
-	h2.SetUnencryptedHTTP2(true)
+	if cfg.TLS != nil {
+		both.SetHTTP2(true)
+		h2.SetHTTP2(true)
+	} else {
+		both.SetUnencryptedHTTP2(true)
+		h2.SetUnencryptedHTTP2(true)
+	}
 	p.transport = &http.Transport{
 		Protocols:   &h2,
 		DialContext: (&net.Dialer{Timeout: time.Second}).DialContext,
 		// A connection to a host that vanished is given up in the time of a few reports.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: time.Second},
+	}
+	if cfg.TLS != nil {
+		p.transport.DialTLSContext = func(ctx context.Context, _, address string) (net.Conn, error) {
+			return cfg.TLS.Dial(ctx, &net.Dialer{Timeout: time.Second}, address, "h2")
+		}
 	}
 	p.server = &http.Server{
 		Handler:           p.handshake(p.mux),
@@ -152,7 +164,7 @@ func (p *Peers) Start() {
 	p.tasks.Add(2)
 	go func() {
 		defer p.tasks.Done()
-		if err := p.server.Serve(p.cfg.Listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		if err := p.serve(); err != nil && !errors.Is(err, http.ErrServerClosed) {
 			p.log.Error("the peer API stopped", zap.Error(err))
 		}
 	}()
@@ -160,6 +172,14 @@ func (p *Peers) Start() {
 		defer p.tasks.Done()
 		p.reportLoop()
 	}()
+}
+
+func (p *Peers) serve() error {
+	if p.cfg.TLS == nil {
+		return p.server.Serve(p.cfg.Listener)
+	}
+	p.server.TLSConfig = p.cfg.TLS.Server("h2", "http/1.1")
+	return p.server.ServeTLS(p.cfg.Listener, "", "")
 }
 
 // Close ends the listener, the connections and the reports, and waits for them. Running handlers see their context end.
@@ -232,6 +252,9 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	out := r.Clone(r.Context())
 	out.URL.Host, out.Host = address, address
+	if d.p.cfg.TLS != nil {
+		out.URL.Scheme = "https"
+	}
 	d.p.sign(out.Header)
 	resp, err := d.p.transport.RoundTrip(out)
 	if err != nil {

@@ -29,8 +29,8 @@ type apis struct {
 // maxResponseBytes bounds one answer: a receive returns 4 MiB by default, and one message of 16 MiB whatever is asked.
 const maxResponseBytes = 64 << 20
 
-func newAPIs(hc connect.HTTPClient, addr string) *apis {
-	base := "http://" + addr
+func newAPIs(hc connect.HTTPClient, scheme, addr string) *apis {
+	base := scheme + "://" + addr
 	opts := []connect.ClientOption{
 		connect.WithReadMaxBytes(maxResponseBytes),
 		connect.WithAcceptCompression("gzip", nil, nil), // the network is near: bytes are cheaper than gzip

@@ -28,6 +28,7 @@ import (
 type Client struct {
 	opts           Options
 	randomProducer bool
+	scheme         string
 	router         *router
 	log            *zap.Logger
 
@@ -57,7 +58,7 @@ func New(o Options) (*Client, error) {
 		return nil, &code.Error{Code: code.InvalidArgument, Effect: code.EffectNone, Text: err.Error(), Cause: err}
 	}
 	c := &Client{
-		opts: o, randomProducer: random, log: o.Logger,
+		opts: o, randomProducer: random, scheme: o.scheme(), log: o.Logger,
 		refresh: make(chan struct{}, 1),
 		stubs:   map[string]*apis{},
 		streams: map[streamKey]*stream{},
@@ -106,7 +107,7 @@ func (c *Client) apisOf(addr string) *apis {
 	defer c.mu.Unlock()
 	a := c.stubs[addr]
 	if a == nil {
-		a = newAPIs(c.opts.HTTPClient, addr)
+		a = newAPIs(c.opts.HTTPClient, c.scheme, addr)
 		c.stubs[addr] = a
 	}
 	return a

@@ -7,6 +7,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/tierq/tierq/certs"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/code"
 )
@@ -27,7 +28,7 @@ func asError(err error, addr string, sent, mutates bool) (e *code.Error, answere
 		return fromStatus(ce, addr, mutates), true
 	}
 	effect := code.EffectNone
-	if sent && mutates {
+	if sent && mutates && !certs.Refused(err) {
 		effect = code.EffectMaybe
 	}
 	if local := fromLocal(ce, addr, effect); local != nil {
@@ -36,7 +37,7 @@ func asError(err error, addr string, sent, mutates bool) (e *code.Error, answere
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || (ce != nil && ce.Code() == connect.CodeDeadlineExceeded) {
 		return timedOut(err, addr, effect), false
 	}
-	return &code.Error{Code: unreachableCode(effect), Effect: effect, Text: unreachableText(addr, effect), Cause: err}, false
+	return &code.Error{Code: unreachableCode(effect), Effect: effect, Text: unreachableText(addr, effect, err), Cause: err}, false
 }
 
 func fromDetail(ce *connect.Error) *code.Error {
@@ -127,7 +128,10 @@ func unreachableCode(e code.Effect) code.Code {
 	return code.Unavailable
 }
 
-func unreachableText(addr string, e code.Effect) string {
+func unreachableText(addr string, e code.Effect, err error) string {
+	if why := certs.Explain(err); why != "" && e != code.EffectMaybe {
+		return "no TLS connection to " + addr + ": " + why
+	}
 	if e == code.EffectMaybe {
 		return "the connection to " + addr + " broke before the answer: the outcome is unknown"
 	}

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/certs"
 )
 
 // Options configure a Client. All are per process and fixed when New returns; the zero value of a field means its
@@ -80,7 +83,11 @@ type Options struct {
 	// until its deadline.
 	FailFast bool
 
-	// HTTPClient replaces the built-in one, which speaks HTTP/2 without TLS and keeps connections alive by pings.
+	// TLS, if not nil, makes the client speak TLS 1.3: it trusts the store's roots, else the system's, and shows the store's
+	// certificate, if any. New connections use what the store's files say then. Without it, connections are plain text.
+	TLS *certs.Store
+	// HTTPClient replaces the built-in one, which speaks HTTP/2 and keeps connections alive by pings. It does its own TLS:
+	// with TLS set, addresses are https.
 	HTTPClient *http.Client
 	// Clock and Rand are for tests; they default to the process's. Rand returns a number in [0, 1) and must be safe
 	// for concurrent use.
@@ -151,6 +158,8 @@ func (o *Options) Validate() error {
 	for _, a := range o.Addrs {
 		if err := checkAddr(a); err != nil {
 			errs = append(errs, err)
+		} else if scheme, _, ok := strings.Cut(a, "://"); ok && scheme != o.scheme() {
+			errs = append(errs, fmt.Errorf("address %q is not %s: TLS is on with Options.TLS, and only then", a, o.scheme()))
 		}
 	}
 	if o.MaxBatchMessages < 1 || o.MaxBatchMessages > producerWindow {
@@ -171,7 +180,7 @@ func (o *Options) Validate() error {
 }
 
 func checkAddr(a string) error {
-	host, port, err := net.SplitHostPort(strings.TrimPrefix(a, "http://"))
+	host, port, err := net.SplitHostPort(normalAddr(a))
 	if err != nil || host == "" || port == "" {
 		return fmt.Errorf("address %q is not host:port", a)
 	}
@@ -190,12 +199,18 @@ func orDuration(p *time.Duration, d time.Duration) {
 	}
 }
 
+func (o *Options) scheme() string {
+	if o.TLS != nil {
+		return "https"
+	}
+	return "http"
+}
+
 // newHTTPClient makes a client that speaks HTTP/2 with prior knowledge, one connection a host, pinged when silent.
 func newHTTPClient(o *Options) *http.Client {
 	protocols := new(http.Protocols)
-	protocols.SetUnencryptedHTTP2(true)
 	dialer := &net.Dialer{Timeout: o.DialTimeout, KeepAlive: 5 * time.Second}
-	return &http.Client{Transport: &http.Transport{
+	t := &http.Transport{
 		Protocols:          protocols,
 		DialContext:        dialer.DialContext,
 		DisableCompression: true,
@@ -205,5 +220,15 @@ func newHTTPClient(o *Options) *http.Client {
 			PingTimeout:      o.PingTimeout,
 			WriteByteTimeout: o.PingAfter + o.PingTimeout,
 		},
-	}}
+	}
+	if o.TLS == nil {
+		protocols.SetUnencryptedHTTP2(true)
+		return &http.Client{Transport: t}
+	}
+	protocols.SetHTTP2(true)
+	store := o.TLS
+	t.DialTLSContext = func(ctx context.Context, _, address string) (net.Conn, error) {
+		return store.Dial(ctx, dialer, address, "h2")
+	}
+	return &http.Client{Transport: t}
 }

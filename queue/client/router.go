@@ -56,7 +56,9 @@ func newRouter(seeds []string, clock Clock, pause func(int) time.Duration, hintP
 	return r
 }
 
-func normalAddr(a string) string { return strings.TrimPrefix(strings.TrimSpace(a), "http://") }
+func normalAddr(a string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(a), "http://"), "https://")
+}
 
 func appendNew(list []string, a string) []string {
 	for _, x := range list {
