@@ -29,6 +29,8 @@ import (
 const (
 	// moveLag is how many entries a new replica may have less than the leader when it is given a vote.
 	moveLag = 64
+	// engineAttempt bounds one request to the engine: around a change of leaders it may never be answered.
+	engineAttempt = 2 * time.Second
 	// leaveTimeout is how long a shard's leader waits for the old replica's homes to be handed over. After it they are replaced as those of
 	// a dead host are.
 	leaveTimeout = 30 * time.Second
@@ -49,7 +51,9 @@ func (h *RaftHost) advanceMove(ctx context.Context, p catalog.Placement) error {
 	if !ok {
 		return nil
 	}
-	members, err := h.Membership(ctx, p.Shard)
+	attempt, cancel := context.WithTimeout(ctx, engineAttempt)
+	members, err := h.Membership(attempt, p.Shard)
+	cancel()
 	if err != nil {
 		return err
 	}
@@ -66,6 +70,16 @@ func (h *RaftHost) advanceMove(ctx context.Context, p catalog.Placement) error {
 		return h.awaitLeave(ctx, m, from)
 	case m.Step == catalog.MoveRemove:
 		return h.removeMember(ctx, m, members, from)
+	}
+	return nil
+}
+
+// change asks the engine for one change of a membership. One whose outcome is unknown is looked for in the membership, soon.
+func change(ctx context.Context, m catalog.Move, what string, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, engineAttempt)
+	defer cancel()
+	if err := ask(ctx); err != nil {
+		return moveWaits(m, "it is not %s yet: %v", what, err)
 	}
 	return nil
 }
@@ -91,8 +105,11 @@ func (h *RaftHost) addMember(ctx context.Context, m catalog.Move, members Member
 		if to.Birth == catalog.BirthWitness {
 			add = h.nodeHost.SyncRequestAddWitness
 		}
-		if err := add(ctx, m.Shard, uint64(to.ID), Target(to.HostID), members.ChangeID); err != nil {
-			return fmt.Errorf("add replica %d at host %d: %w", to.ID, to.HostID, err)
+		err := change(ctx, m, "added", func(ctx context.Context) error {
+			return add(ctx, m.Shard, uint64(to.ID), Target(to.HostID), members.ChangeID)
+		})
+		if err != nil {
+			return err
 		}
 		h.log.Info("replica added", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(to.ID)), zap.Stringer("birth", to.Birth), zap.Uint64("on", to.HostID))
 	}
@@ -104,8 +121,11 @@ func (h *RaftHost) promote(ctx context.Context, m catalog.Move, members Membersh
 		if err := h.caughtUp(m, to); err != nil {
 			return err
 		}
-		if err := h.nodeHost.SyncRequestAddReplica(ctx, m.Shard, uint64(to.ID), Target(to.HostID), members.ChangeID); err != nil {
-			return fmt.Errorf("promote replica %d at host %d: %w", to.ID, to.HostID, err)
+		err := change(ctx, m, "promoted", func(ctx context.Context) error {
+			return h.nodeHost.SyncRequestAddReplica(ctx, m.Shard, uint64(to.ID), Target(to.HostID), members.ChangeID)
+		})
+		if err != nil {
+			return err
 		}
 		h.log.Info("replica promoted", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(to.ID)), zap.Uint64("on", to.HostID))
 	}
@@ -174,8 +194,11 @@ func (h *RaftHost) removeMember(ctx context.Context, m catalog.Move, members Mem
 		if gone.HostID == h.cfg.HostID {
 			return h.stepDown(ctx, m)
 		}
-		if err := h.nodeHost.SyncRequestDeleteReplica(ctx, m.Shard, uint64(gone.ID), members.ChangeID); err != nil {
-			return fmt.Errorf("remove replica %d at host %d: %w", gone.ID, gone.HostID, err)
+		err := change(ctx, m, "removed", func(ctx context.Context) error {
+			return h.nodeHost.SyncRequestDeleteReplica(ctx, m.Shard, uint64(gone.ID), members.ChangeID)
+		})
+		if err != nil {
+			return err
 		}
 		h.log.Info("replica removed", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(gone.ID)), zap.Uint64("from", gone.HostID))
 	}

@@ -428,12 +428,14 @@ func (h *RaftHost) addMembers(ctx context.Context, p catalog.Placement) error {
 }
 
 func (h *RaftHost) addWitness(ctx context.Context, shard uint64, r catalog.Replica) error {
-	m, err := h.Membership(ctx, shard)
+	attempt, cancel := context.WithTimeout(ctx, engineAttempt)
+	defer cancel()
+	m, err := h.Membership(attempt, shard)
 	if err != nil {
 		return err
 	}
 	if _, ok := m.Witnesses[r.ID]; !ok {
-		if err := h.nodeHost.SyncRequestAddWitness(ctx, shard, uint64(r.ID), Target(r.HostID), m.ChangeID); err != nil {
+		if err := h.nodeHost.SyncRequestAddWitness(attempt, shard, uint64(r.ID), Target(r.HostID), m.ChangeID); err != nil {
 			return fmt.Errorf("add witness %d at host %d: %w", r.ID, r.HostID, err)
 		}
 		h.log.Info("witness added", zap.Uint64("shard", shard), zap.Uint64("replica", uint64(r.ID)), zap.Uint64("on", r.HostID))
