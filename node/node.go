@@ -100,7 +100,7 @@ func Open(cfg Config, ls Listeners, log *zap.Logger) (_ *Node, err error) {
 		return nil, err
 	}
 	n.catalog = n.raft.Catalog()
-	n.registry.MustRegister(newCollector(n))
+	n.registry.MustRegister(newCollector(n), movesCollector{n})
 	n.watchCerts()
 	n.serve(ls)
 	n.raft.Start()
