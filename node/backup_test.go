@@ -37,6 +37,7 @@ func contentsOf(ctx context.Context, t *testing.T, n *Node, name string) (c cont
 	require.NoError(t, err)
 	require.NoError(t, d.raft.ReadIndex(ctx))
 	m := d.reader.(*queue.QueueStateMachine)
+	require.NoError(t, m.Check())
 	for a := queue.Address(1); a <= min(m.Meta().Last, 10_000); a++ {
 		msg, ok, err := m.Message(a)
 		require.NoError(t, err)

@@ -3,6 +3,7 @@ package queue
 import (
 	"fmt"
 	"slices"
+	"sort"
 
 	"github.com/tierq/tierq/queue/store"
 )
@@ -227,21 +228,37 @@ func (c *checker) exportsOf(g *group, numbered map[uint64]Address) {
 
 // finishedBy reads all ranges of a group and of what is gone.
 func (c *checker) finishedBy(g *group) func(Address) bool {
-	set := make(map[Address]bool)
-	for _, id := range [...]GroupID{g.id, goneSet} {
-		eachKey(c.snap, appendKey1(nil, kindDone, uint64(id)), appendKey1(nil, kindDone, uint64(id)+1), func(key, value []byte) {
-			last, err := decodeDone(value)
-			check(err)
-			first := Address(lastU64(key))
-			invariant(6, laneOf(first) == int(key[9]) && laneOf(last) == int(key[9]) && first <= last, "range %s..%s in lane %d", first, last, key[9])
-			for a := first; a <= last; a += lanes {
-				invariant(6, id == goneSet || !set[a], "%s lies in two ranges", a)
-				invariant(6, id == goneSet || a > g.wm.W(laneOf(a)), "range of %s at or below W", a)
-				set[a] = true
-			}
-		})
+	own, gone := c.rangesOf(g.id), c.rangesOf(goneSet)
+	for l, list := range own {
+		for _, r := range list {
+			invariant(6, r.first > g.wm.W(l), "range of %s at or below W", r.first)
+		}
 	}
-	return func(a Address) bool { return a <= g.start || a <= g.wm.W(laneOf(a)) || set[a] }
+	return func(a Address) bool {
+		l := laneOf(a)
+		return a <= g.start || a <= g.wm.W(l) || covered(own[l], a) || covered(gone[l], a)
+	}
+}
+
+// rangesOf reads the ranges of a set by lane, in order.
+func (c *checker) rangesOf(id GroupID) (lists [lanes][]laneRange) {
+	eachKey(c.snap, appendKey1(nil, kindDone, uint64(id)), appendKey1(nil, kindDone, uint64(id)+1), func(key, value []byte) {
+		last, err := decodeDone(value)
+		check(err)
+		r, l := laneRange{Address(lastU64(key)), last}, int(key[9])
+		invariant(6, laneOf(r.first) == l && laneOf(last) == l && r.first <= last, "range %s..%s in lane %d", r.first, last, l)
+		if n := len(lists[l]); n > 0 {
+			invariant(6, lists[l][n-1].last < r.first, "%s lies in two ranges", r.first)
+		}
+		lists[l] = append(lists[l], r)
+	})
+	return lists
+}
+
+// covered says whether one of a lane's ranges, which are in order, holds a.
+func covered(list []laneRange, a Address) bool {
+	i := sort.Search(len(list), func(i int) bool { return list[i].last >= a })
+	return i < len(list) && list[i].first <= a
 }
 
 func (c *checker) lanesOf(g *group, finished func(Address) bool) {

@@ -107,11 +107,7 @@ func see(t testing.TB, m *queuetest.Machine) (s seen) {
 
 // TestImport brings a random state into a fresh shard by chunks, with a reopening at any of them, and continues it.
 func TestImport(t *testing.T) {
-	seeds := uint64(3)
-	if testing.Short() {
-		seeds = 1
-	}
-	for seed := range seeds {
+	for seed := range uint64(6) {
 		t.Run(fmt.Sprint("seed", seed), func(t *testing.T) { importRun(t, seed) })
 	}
 }
