@@ -24,14 +24,15 @@ const catalogTimeout = 8 * time.Second
 
 // queueByName finds a queue in the local view, and asks the catalog linearizably before it says that there is none.
 func (n *Node) queueByName(ctx context.Context, name string) (catalog.Queue, error) {
-	if q, ok := n.view().Queue("", name); ok {
+	tenant := api.TenantOf(ctx)
+	if q, ok := n.view().Queue(tenant, name); ok {
 		return q, nil
 	}
 	v, err := n.raft.ReadCatalog(ctx)
 	if err != nil {
 		return catalog.Queue{}, err
 	}
-	if q, ok := v.Queue("", name); ok {
+	if q, ok := v.Queue(tenant, name); ok {
 		return q, nil
 	}
 	return catalog.Queue{}, code.New(code.UnknownQueue, "queue %q does not exist: create it with `tierq queue create %s`", name, name)
@@ -115,9 +116,10 @@ func (n *Node) CreateQueue(ctx context.Context, r api.CreateQueue) (api.QueueInf
 	if replicas == 0 {
 		replicas, witnesses = n.layout()
 	}
-	_, existed := n.view().Queue("", r.Name)
+	tenant := api.TenantOf(ctx)
+	_, existed := n.view().Queue(tenant, r.Name)
 	q, err := n.raft.CreateQueue(ctx, catalog.CreateQueue{
-		OperationID: operation(r.OperationID), Name: r.Name, Options: opts, Replicas: uint32(replicas), Witnesses: uint32(witnesses),
+		OperationID: operation(r.OperationID), Tenant: tenant, Name: r.Name, Options: opts, Replicas: uint32(replicas), Witnesses: uint32(witnesses),
 	})
 	if err != nil {
 		return api.QueueInfo{}, false, err
@@ -180,9 +182,9 @@ func (n *Node) holds(shard uint64) bool {
 }
 
 // ListQueues implements api.Backend from the local view.
-func (n *Node) ListQueues(_ context.Context, prefix string) ([]api.QueueInfo, error) {
+func (n *Node) ListQueues(ctx context.Context, prefix string) ([]api.QueueInfo, error) {
 	var out []api.QueueInfo
-	for _, q := range n.view().Queues("") {
+	for _, q := range n.view().Queues(api.TenantOf(ctx)) {
 		if strings.HasPrefix(q.Name, prefix) {
 			out = append(out, n.queueInfo(q))
 		}
@@ -236,7 +238,7 @@ func (n *Node) DeleteQueue(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	return n.raft.DeleteQueue(ctx, catalog.DeleteQueue{OperationID: operation(0), Name: name, ExpectedID: q.ID})
+	return n.raft.DeleteQueue(ctx, catalog.DeleteQueue{OperationID: operation(0), Tenant: q.Tenant, Name: name, ExpectedID: q.ID})
 }
 
 func (n *Node) queueInfo(q catalog.Queue) api.QueueInfo {
@@ -257,7 +259,7 @@ func (n *Node) queueInfo(q catalog.Queue) api.QueueInfo {
 			part.LeaderHost, part.Term = host, term
 			if host == n.id {
 				part.DataCopies = uint32(n.raft.InSync(shard))
-				part.QuorumState = quorumState(part.DataCopies)
+				part.QuorumState = n.quorumState(shard)
 			}
 			if h, ok := v.Host(host); ok {
 				part.LeaderAPI = h.ClientAddr
@@ -268,20 +270,6 @@ func (n *Node) queueInfo(q catalog.Queue) api.QueueInfo {
 		info.Partitions = append(info.Partitions, part)
 	}
 	return info
-}
-
-// Values of tierq_quorum_state.
-const (
-	quorumHealthy  = 0
-	quorumSoft     = 1 // a full replica is out of sync
-	quorumElecting = 3 // no leader is known
-)
-
-func quorumState(copies uint32) uint32 {
-	if copies < 2 {
-		return quorumSoft
-	}
-	return quorumHealthy
 }
 
 func roleName(r catalog.Replica) string {
@@ -329,7 +317,7 @@ func (n *Node) Publish(ctx context.Context, r api.Publish) (api.PublishReply, er
 	}
 	n.countPublish(&r.Publish, res)
 	self, _ := n.view().Host(n.id)
-	return api.PublishReply{Result: res, Shard: shard, Index: out.index, DataCopies: uint32(out.copies), LeaderHost: n.id, LeaderAPI: self.ClientAddr}, nil
+	return api.PublishReply{Result: res, Shard: shard, Index: out.index, DataCopies: uint32(out.copies), LeaderHost: n.id, LeaderAPI: self.ClientAddr, Warning: uint32(d.warning(out.copies))}, nil
 }
 
 func retryAfter(c code.Code) uint32 {

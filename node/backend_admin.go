@@ -166,7 +166,7 @@ func (n *Node) setOptions(ctx context.Context, q catalog.Queue, o queue.QueueOpt
 	if err := o.Validate(); err != nil {
 		return api.QueueInfo{}, code.New(code.InvalidArgument, "options: %v", err)
 	}
-	res, err := n.raft.ProposeCatalog(ctx, &catalog.ConfigureQueue{Name: q.Name, ExpectedID: q.ID, Options: o})
+	res, err := n.raft.ProposeCatalog(ctx, &catalog.ConfigureQueue{Tenant: q.Tenant, Name: q.Name, ExpectedID: q.ID, Options: o})
 	if err == nil {
 		err = res.Err()
 	}
@@ -213,7 +213,7 @@ func (n *Node) PauseQueue(ctx context.Context, name string, paused bool) (api.Qu
 		if err != nil {
 			return api.QueueInfo{}, err
 		}
-		q, ok := v.Queue("", name)
+		q, ok := v.Queue(api.TenantOf(ctx), name)
 		if !ok {
 			return api.QueueInfo{}, code.New(code.UnknownQueue, "queue %q does not exist: create it with `tierq queue create %s`", name, name)
 		}

@@ -47,6 +47,14 @@ type TLSFiles struct {
 	CA string `yaml:"ca"`
 }
 
+// AuthConfig says who may call the API of this host. All hosts of a fleet are configured alike.
+type AuthConfig struct {
+	// Required refuses calls without a token. Off, every caller is an operator of the default tenant.
+	Required bool `yaml:"required"`
+	// OperatorTokenFile holds the token of an operator, with which the first others are made; it is read at start.
+	OperatorTokenFile string `yaml:"operator_token_file"`
+}
+
 // Config is one host's YAML file. Per process: a change needs a restart. An unknown key is refused.
 type Config struct {
 	// Host is this host's id; it must be in Hosts.
@@ -57,10 +65,12 @@ type Config struct {
 	Hosts []HostConfig `yaml:"hosts"`
 	// Admin is the listener of /metrics, /healthz, /readyz, /stats and pprof. Defaults to 127.0.0.1:7191; "off" for none.
 	Admin string `yaml:"admin"`
-	// TLS protects the peer port: each side shows its certificate. All hosts have it, or none.
+	// TLS protects the ports between hosts, raft and peer: each side shows its certificate. All hosts have it, or none.
 	TLS *TLSFiles `yaml:"tls"`
 	// APITLS protects the API port. With a CA, clients must show a certificate that it has signed.
 	APITLS *TLSFiles `yaml:"api_tls"`
+	// Auth says whether clients need tokens.
+	Auth *AuthConfig `yaml:"auth"`
 	// Insecure names the listeners that may bind other than loopback without TLS: any of api, raft, peer, admin.
 	Insecure []string `yaml:"insecure"`
 	// LowSpaceBytes is the free space of the data directory's disk below which publishes are refused with 0x4004 while
@@ -208,7 +218,7 @@ func (h *HostConfig) problems() []string {
 }
 
 // tlsFix is how a listener gets TLS; the admin listener has none.
-var tlsFix = map[string]string{"peer": "configure `tls`, or ", "api": "configure `api_tls`, or "}
+var tlsFix = map[string]string{"raft": "configure `tls`, or ", "peer": "configure `tls`, or ", "api": "configure `api_tls`, or "}
 
 // tlsProblems names what is missing; the files are read when the host is opened.
 func (c *Config) tlsProblems() []error {
@@ -256,8 +266,8 @@ func (c *Config) bindProblems() []error {
 		}
 		problems = append(problems, fmt.Errorf("%s: %s is not a loopback address and TLS does not protect it: %sadd %q to `insecure` to accept plain text there", name, addr, tlsFix[name], name))
 	}
-	check("raft", self.Raft)
 	if c.TLS == nil {
+		check("raft", self.Raft)
 		check("peer", self.Peer)
 	}
 	if c.APITLS == nil {

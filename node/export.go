@@ -38,6 +38,9 @@ func (e exports) Source() (string, uint32, bool) {
 
 // Route implements outbox.Targets: a keyed letter goes to its key's partition, the others take turns.
 func (e exports) Route(ctx context.Context, name string, d *queue.DeadLetter) (outbox.Target, error) {
+	if own, ok := e.n.view().QueueOfShard(e.shard); ok {
+		ctx = api.WithTenant(ctx, own.Tenant)
+	}
 	q, err := e.n.queueByName(ctx, name)
 	if err != nil {
 		return outbox.Target{}, err
@@ -235,7 +238,8 @@ func (n *Node) deadLetterQueuesOf(ctx context.Context, q catalog.Queue) (names [
 	if !errors.As(err, &where) {
 		return nil, err
 	}
-	c, base := n.raft.Peers().Client(where.Host)
+	c, base := api.ForwardTenant(n.raft.Peers().Client)(where.Host)
+	ctx = api.WithTenant(ctx, q.Tenant)
 	resp, err := tierqv1connect.NewGroupServiceClient(c, base, connect.WithGRPC()).ListGroups(ctx, connect.NewRequest(&tierqv1.ListGroupsRequest{Queue: q.Name, Partition: new(uint32)}))
 	if err != nil {
 		return nil, peer.FromConnect(err)

@@ -55,6 +55,8 @@ type Node struct {
 	plan    []leaderMove
 	planned time.Time
 
+	access *access
+
 	peerCerts, apiCerts *certs.Store // nil: plain text
 	watching            func()       // ends the watch of the files
 
@@ -84,6 +86,9 @@ func Open(cfg Config, ls Listeners, log *zap.Logger) (_ *Node, err error) {
 	}
 	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	n.metrics = newMetrics(n.registry)
+	if n.access, err = openAccess(cfg.Auth); err != nil {
+		return nil, err
+	}
 	if err := n.openCerts(); err != nil {
 		return nil, err
 	}
@@ -161,13 +166,13 @@ func (n *Node) serve(ls Listeners) {
 	if ls.API != nil {
 		count := func(c code.Code) { n.metrics.refused.WithLabelValues(c.String()).Inc() }
 		local := api.NewServer(api.Options{Backend: n, Logger: n.log, OnRefusal: count})
-		local.Mount(n.raft.Peers())
+		local.Mount(api.Forwarded(n.raft.Peers()))
 		n.raft.Peers().Handle(peerv1connect.NewOutboxServiceHandler(exportService{n}))
-		public := api.NewServer(api.Options{Backend: n, Logger: n.log, Forward: n.raft.Peers().Client, OnForward: n.metrics.forwarded.Inc, OnRefusal: count})
+		public := api.NewServer(api.Options{Backend: n, Logger: n.log, Forward: api.ForwardTenant(n.raft.Peers().Client), Admit: n.admit, OnForward: n.metrics.forwarded.Inc, OnRefusal: count})
 		mux := http.NewServeMux()
 		public.Mount(mux)
 		n.apiAddr = ls.API.Addr()
-		n.api = newServer(mux)
+		n.api = newServer(n.guard(mux, count))
 		if n.apiCerts != nil {
 			n.api.TLSConfig = n.apiCerts.Server("h2", "http/1.1")
 		}
@@ -347,8 +352,9 @@ func (n *Node) onInstalled(shard uint64) {
 
 func (n *Node) onStarted(shard uint64, replica queue.ReplicaID, r queue.Reader) {
 	key := n.raft.Catalog().MACKey()
+	level := newQuorumLevel()
 	d, err := openDesk(deskOptions{
-		Shard: shard, Self: replica, Host: n.id, Reader: r, Raft: hostRaft{n.raft, shard}, Fleet: n, Targets: exports{n, shard}, ReceiptKey: key[:],
+		Shard: shard, Self: replica, Host: n.id, Reader: r, Raft: hostRaft{n.raft, shard, level}, Level: level, Lags: func() bool { return n.lags(shard, level) }, Fleet: n, Targets: exports{n, shard}, ReceiptKey: key[:],
 		Boot: n.raft.Clock().Boot, Metrics: n.metrics, Logger: n.log,
 	})
 	if err != nil {
@@ -382,7 +388,9 @@ func (n *Node) onLeader(shard uint64, leader queue.ReplicaID, term uint64) {
 	defer n.mu.Unlock()
 	if d := n.desks[shard]; d != nil {
 		if leader != 0 {
-			d.leadership.elected(term)
+			if d.leadership.elected(term) {
+				d.level.elected()
+			}
 			d.keeper.LeaderKnown()
 		}
 		d.nudge()
@@ -472,6 +480,7 @@ const startGrace = 3 * time.Second
 type hostRaft struct {
 	h     *host.RaftHost
 	shard uint64
+	level *quorumLevel
 }
 
 func (r hostRaft) Propose(ctx context.Context, cmd []byte) (queue.Result, error) {
@@ -482,15 +491,19 @@ func (r hostRaft) Propose(ctx context.Context, cmd []byte) (queue.Result, error)
 }
 
 func (r hostRaft) ProposeAsync(cmd []byte, timeout time.Duration, done func(queue.Result, int, error)) {
+	boot := r.h.Clock().Boot
+	number, size := r.level.began(boot()), len(cmd)
 	p, err := r.h.ProposeAsync(r.shard, cmd, timeout)
 	go func() {
 		if err != nil {
+			r.level.ended(number, 0, 0, boot())
 			done(queue.Result{}, 0, err)
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*timeout)
 		defer cancel()
 		res, err := p.Wait(ctx)
+		r.level.ended(number, res.Index, size, boot())
 		copies := 0
 		if err == nil {
 			copies = r.h.AwaitCopies(ctx, r.shard, res.Index)

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tierq/tierq/host"
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/node/api"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
 	"github.com/tierq/tierq/queue/home"
@@ -73,6 +75,9 @@ type ParkedStats struct {
 
 // stats reads one queue; every partition at one applied index.
 func (n *Node) stats(ctx context.Context, name string) (any, error) {
+	if tenant, own, ok := strings.Cut(name, "/"); ok {
+		ctx, name = api.WithTenant(ctx, tenant), own
+	}
 	q, err := n.queueByName(ctx, name)
 	if err != nil {
 		return nil, err
@@ -82,21 +87,29 @@ func (n *Node) stats(ctx context.Context, name string) (any, error) {
 
 func (n *Node) allStats(context.Context) (any, error) {
 	out := []QueueStats{}
-	for _, q := range n.view().Queues("") {
+	for _, q := range n.view().AllQueues() {
 		out = append(out, n.queueStats(q))
 	}
 	return out, nil
 }
 
+// statsName is a queue's name beside those of all tenants: of another tenant than the default one, after it and a slash.
+func statsName(q catalog.Queue) string {
+	if q.Tenant == catalog.DefaultTenant {
+		return q.Name
+	}
+	return q.Tenant + "/" + q.Name
+}
+
 func (n *Node) queueStats(q catalog.Queue) QueueStats {
-	out := QueueStats{Queue: q.Name, ID: q.ID, Host: n.id}
+	out := QueueStats{Queue: statsName(q), ID: q.ID, Host: n.id}
 	for i, shard := range q.Shards {
 		p := PartitionStats{Partition: i, Shard: shard, Groups: []GroupStats{}}
 		if _, host, term, ok := n.raft.Leader(shard); ok {
 			p.LeaderHost, p.Term = host, term
 			if host == n.id {
 				p.DataCopies = n.raft.InSync(shard)
-				p.QuorumState = int(quorumState(uint32(p.DataCopies)))
+				p.QuorumState = int(n.quorumState(shard))
 			}
 		} else {
 			p.QuorumState = quorumElecting
@@ -235,31 +248,32 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 			gauge(descPeer, bit(n.Alive(h.ID)), itoa(h.ID))
 		}
 	}
-	for _, q := range n.view().Queues("") {
+	for _, q := range n.view().AllQueues() {
+		name := statsName(q)
 		for _, p := range n.queueStats(q).Partitions {
 			if !p.Here {
 				continue
 			}
 			part := itoa(uint64(p.Partition))
-			gauge(descQuorum, float64(p.QuorumState), q.Name, part)
-			gauge(descTerm, float64(p.Term), q.Name, part)
+			gauge(descQuorum, float64(p.QuorumState), name, part)
+			gauge(descTerm, float64(p.Term), name, part)
 			if p.LeaderHost == n.id {
-				gauge(descCopies, float64(p.DataCopies), q.Name, part)
+				gauge(descCopies, float64(p.DataCopies), name, part)
 			}
-			gauge(descLast, float64(p.Last), q.Name, part)
-			gauge(descStored, float64(p.Counters.Messages), q.Name, part)
-			gauge(descBytes, float64(p.Counters.Bytes), q.Name, part)
+			gauge(descLast, float64(p.Last), name, part)
+			gauge(descStored, float64(p.Counters.Messages), name, part)
+			gauge(descBytes, float64(p.Counters.Bytes), name, part)
 			for _, g := range p.Groups {
-				gauge(descLag, float64(g.Counters.Unfinished), q.Name, part, g.Name)
-				gauge(descDead, float64(g.Counters.Dead), q.Name, part, g.Name)
-				gauge(descExports, float64(g.Exports), q.Name, part, g.Name)
+				gauge(descLag, float64(g.Counters.Unfinished), name, part, g.Name)
+				gauge(descDead, float64(g.Counters.Dead), name, part, g.Name)
+				gauge(descExports, float64(g.Exports), name, part, g.Name)
 				if g.Parked != nil {
-					gauge(descParked, float64(g.Parked.ForMs)/1000, q.Name, part, g.Name, g.Parked.Code)
+					gauge(descParked, float64(g.Parked.ForMs)/1000, name, part, g.Name, g.Parked.Code)
 				}
-				ch <- prometheus.MustNewConstMetric(descRetries, prometheus.CounterValue, float64(g.Counters.Retries), q.Name, part, g.Name)
+				ch <- prometheus.MustNewConstMetric(descRetries, prometheus.CounterValue, float64(g.Counters.Retries), name, part, g.Name)
 				if g.AtHome != nil {
-					gauge(descFlight, float64(g.AtHome.Leased), q.Name, part, g.Name)
-					gauge(descWaiting, float64(g.AtHome.Waiters), q.Name, part, g.Name)
+					gauge(descFlight, float64(g.AtHome.Leased), name, part, g.Name)
+					gauge(descWaiting, float64(g.AtHome.Waiters), name, part, g.Name)
 				}
 			}
 		}

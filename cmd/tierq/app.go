@@ -37,6 +37,7 @@ type app struct {
 	json    bool
 	timeout time.Duration
 	tls     tlsFlags
+	auth    authFlags
 	// began is set when the command line was found right: later errors are not about it.
 	began bool
 }
@@ -66,6 +67,7 @@ func (a *app) rootCommand() *cobra.Command {
 	fs.BoolVar(&a.json, "json", false, "print JSON for scripts")
 	fs.DurationVar(&a.timeout, "timeout", 0, "how long to try (default 10s; send, digest, doctor: 60s)")
 	a.tls.register(fs)
+	a.auth.register(fs)
 	for _, command := range commands {
 		root.AddCommand(command(a))
 	}
@@ -76,7 +78,7 @@ func (a *app) rootCommand() *cobra.Command {
 var commands = []func(*app) *cobra.Command{
 	devCommand, serveCommand, witnessCommand,
 	queueCommand, groupCommand, sendCommand, receiveCommand, settleCommand, deadCommand, delayedCommand, browseCommand, lookupCommand,
-	statusCommand, fleetHostCommand, rebalanceCommand, leaderCommand, shardCommand, snapshotCommand, doctorCommand, benchCommand, walCommand, errorsCommand,
+	statusCommand, tenantCommand, tokenCommand, fleetHostCommand, rebalanceCommand, leaderCommand, shardCommand, snapshotCommand, doctorCommand, benchCommand, walCommand, errorsCommand,
 }
 
 func versionText() string {
@@ -188,6 +190,10 @@ func (a *app) options() (client.Options, error) {
 	if o.TLS, err = a.tls.store(); err != nil {
 		return o, err
 	}
+	if o.Token, err = a.auth.token(); err != nil {
+		return o, err
+	}
+	o.Tenant = a.auth.tenant
 	o.EnsureDefaults()
 	if err = o.Validate(); err != nil {
 		return o, usagef("--addr: %v", err)

@@ -219,9 +219,9 @@ func (d *data) mayOwnMore(tenant string) *refusal {
 	t, ok := d.tenant(tenant)
 	switch {
 	case !ok:
-		return refuse(code.NotPermitted, "there is no tenant %q: make it with `tierq tenant create`", clip(tenant))
+		return refuse(code.NotPermitted, "there is no tenant %q: make it with `tierq tenant put`", clip(tenant))
 	case t.MaxQueues != 0 && d.queuesOf(tenant) >= t.MaxQueues:
-		return refuse(code.QuotaExceeded, "tenant %s may have %d queues: delete one, or raise the quota with `tierq tenant create`", tenant, t.MaxQueues)
+		return refuse(code.LimitReached, "tenant %s may have %d queues: delete one, or raise the quota with `tierq tenant put`", tenant, t.MaxQueues)
 	}
 	return nil
 }
@@ -237,7 +237,7 @@ func (s *State) createAccessToken(c *CreateAccessToken) (bool, *refusal) {
 	case t.ID == 0 || t.Roles == 0 || t.Roles&^allRoles != 0 || len(t.Name) > MaxDomainBytes:
 		return false, refuse(code.InvalidArgument, "a token needs an id, roles, and a name of at most %d bytes", MaxDomainBytes)
 	case !known || t.Tenant == StagingTenant:
-		return false, refuse(code.InvalidArgument, "there is no tenant %q: make it with `tierq tenant create`", clip(t.Tenant))
+		return false, refuse(code.InvalidArgument, "there is no tenant %q: make it with `tierq tenant put`", clip(t.Tenant))
 	case len(s.d.accessTokens) >= MaxAccessTokens:
 		return false, refuse(code.LimitReached, "there are %d tokens, which is the limit: revoke some", MaxAccessTokens)
 	}

@@ -36,7 +36,7 @@ func TestTenants(t *testing.T) {
 	require.Equal(t, code.InvalidName, apply(&PutTenant{Tenant{Name: StagingTenant}}).Code)
 	require.Equal(t, code.OK, create(1, "acme", "orders"))
 	require.Equal(t, code.OK, create(2, "", "orders"), "names are a tenant's own")
-	require.Equal(t, code.QuotaExceeded, create(3, "acme", "more"))
+	require.Equal(t, code.LimitReached, create(3, "acme", "more"))
 	require.Equal(t, code.OK, create(1, "acme", "orders"), "the same again is no further queue")
 	require.Equal(t, code.OK, apply(&PutTenant{Tenant{Name: "acme", MaxQueues: 2, Version: 1}}).Code)
 	require.Equal(t, code.OK, create(3, "acme", "more"))

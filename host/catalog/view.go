@@ -108,6 +108,18 @@ func (v *View) Queues(tenant string) []Queue {
 	return qs
 }
 
+// AllQueues returns the queues of all tenants by tenant and name, without those that a restore is filling.
+func (v *View) AllQueues() []Queue {
+	var qs []Queue
+	for _, q := range v.d.queues {
+		if q.Tenant != StagingTenant {
+			qs = append(qs, q)
+		}
+	}
+	slices.SortFunc(qs, func(a, b Queue) int { return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(a.Name, b.Name)) })
+	return qs
+}
+
 // QueueOfShard returns the queue that a shard belongs to; false for the catalog's own and for deleted ones.
 func (v *View) QueueOfShard(shard uint64) (Queue, bool) {
 	p, ok := v.d.placements[shard]

@@ -16,6 +16,7 @@ type Backend interface {
 	Admin
 	Hosts
 	Snapshots
+	Access
 
 	CreateQueue(ctx context.Context, r CreateQueue) (QueueInfo, bool, error)
 	ListQueues(ctx context.Context, prefix string) ([]QueueInfo, error)
@@ -129,6 +130,7 @@ type PublishReply struct {
 	DataCopies uint32
 	LeaderHost uint64
 	LeaderAPI  string
+	Warning    uint32 // a code that rides beside success, FOLLOWER_LAG; 0: none
 }
 
 // CreateGroup asks for a consumer group. HomeHost 0 lets the fleet choose.

@@ -87,6 +87,8 @@ func connectCode(e *code.Error) connect.Code {
 		return connect.CodeResourceExhausted
 	case code.NotAuthenticated, code.AuthFailed:
 		return connect.CodeUnauthenticated
+	case code.NotPermitted:
+		return connect.CodePermissionDenied
 	case code.DeadlineExceeded:
 		return connect.CodeDeadlineExceeded
 	case code.Internal:

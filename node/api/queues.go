@@ -117,6 +117,14 @@ func (s queueService) DeleteQueue(ctx context.Context, req *connect.Request[tier
 }
 
 func (s queueService) Publish(ctx context.Context, req *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
+	if err := s.admit(ctx, len(req.Msg.GetMessages())); err != nil {
+		return nil, err
+	}
+	return s.publishOne(ctx, req)
+}
+
+// publishOne publishes what was admitted.
+func (s queueService) publishOne(ctx context.Context, req *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
 	p, err := publish(req.Msg)
 	if err != nil {
 		return nil, err
@@ -240,7 +248,7 @@ func headers(i int, in []*tierqv1.Header) ([]queue.Header, error) {
 
 func protoPublish(r PublishReply, partition Partition) *tierqv1.PublishResponse {
 	out := &tierqv1.PublishResponse{
-		Shard: r.Shard, Index: uint64(r.Index), DataCopies: r.DataCopies, LeaderHost: r.LeaderHost, LeaderApi: r.LeaderAPI,
+		Shard: r.Shard, Index: uint64(r.Index), DataCopies: r.DataCopies, LeaderHost: r.LeaderHost, LeaderApi: r.LeaderAPI, Warning: r.Warning,
 		Results: make([]*tierqv1.PublishResult, len(r.Result.Messages)),
 	}
 	results := make([]tierqv1.PublishResult, len(r.Result.Messages))

@@ -41,6 +41,7 @@ type Server struct {
 	// onForward and onRefusal count; they may be nil.
 	onForward func()
 	onRefusal func(code.Code)
+	admit     func(ctx context.Context, messages int) error
 }
 
 // Forward returns the client and base URL of a host's peer API.
@@ -59,11 +60,13 @@ type Options struct {
 	Logger    *zap.Logger
 	OnForward func()
 	OnRefusal func(code.Code)
+	// Admit may refuse the messages of a publish before anything is done with them; nil admits all.
+	Admit func(ctx context.Context, messages int) error
 }
 
 // NewServer makes a server; register its handlers with Mount.
 func NewServer(o Options) *Server {
-	s := &Server{turns: new(turns), backend: o.Backend, forward: o.Forward, log: o.Logger, onForward: o.OnForward, onRefusal: o.OnRefusal}
+	s := &Server{turns: new(turns), backend: o.Backend, forward: o.Forward, log: o.Logger, onForward: o.OnForward, onRefusal: o.OnRefusal, admit: o.Admit}
 	if s.log == nil {
 		s.log = zap.NewNop()
 	}
@@ -72,6 +75,9 @@ func NewServer(o Options) *Server {
 	}
 	if s.onRefusal == nil {
 		s.onRefusal = func(code.Code) {}
+	}
+	if s.admit == nil {
+		s.admit = func(context.Context, int) error { return nil }
 	}
 	return s
 }
@@ -88,6 +94,7 @@ func (s *Server) Mount(mux Mux) {
 	mux.Handle(tierqv1connect.NewAdminServiceHandler(adminService{s}, opts...))
 	mux.Handle(tierqv1connect.NewStatusServiceHandler(statusService{s}, opts...))
 	mux.Handle(tierqv1connect.NewFleetServiceHandler(fleetService{s}, opts...))
+	mux.Handle(tierqv1connect.NewAccessServiceHandler(accessService{s}, opts...))
 	mux.Handle(tierqv1connect.NewSnapshotServiceHandler(snapshotService{s}, opts...))
 	mux.Handle(tierqv1connect.NewStreamServiceHandler(streamService{s}, opts...))
 }

@@ -206,7 +206,7 @@ func (s queueService) publishAny(ctx context.Context, m *tierqv1.PublishRequest,
 	var wg sync.WaitGroup
 	for _, p := range parts {
 		wg.Go(func() {
-			resp, err := s.Publish(ctx, connect.NewRequest(p.request))
+			resp, err := s.publishOne(ctx, connect.NewRequest(p.request))
 			if p.err = err; err == nil {
 				p.response = resp.Msg
 			}

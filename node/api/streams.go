@@ -78,6 +78,9 @@ func (s streamService) PublishStream(ctx context.Context, stream *connect.BidiSt
 // publishOne hands a publish to the backend before it returns, so that requests keep their order, and answers later.
 func (s streamService) publishOne(ctx context.Context, req *tierqv1.PublishRequest, answer func(*tierqv1.PublishStreamResponse)) {
 	p, err := publish(req)
+	if err == nil {
+		err = s.admit(ctx, len(req.GetMessages()))
+	}
 	if err != nil {
 		answer(refusedPublish(err))
 		return

@@ -22,6 +22,7 @@ type apis struct {
 	admin  tierqv1connect.AdminServiceClient
 	stream tierqv1connect.StreamServiceClient
 	fleet  tierqv1connect.FleetServiceClient
+	access tierqv1connect.AccessServiceClient
 
 	snapshot tierqv1connect.SnapshotServiceClient
 }
@@ -43,6 +44,7 @@ func newAPIs(hc connect.HTTPClient, scheme, addr string) *apis {
 		admin:  tierqv1connect.NewAdminServiceClient(hc, base, opts...),
 		stream: tierqv1connect.NewStreamServiceClient(hc, base, opts...),
 		fleet:  tierqv1connect.NewFleetServiceClient(hc, base, opts...),
+		access: tierqv1connect.NewAccessServiceClient(hc, base, opts...),
 
 		snapshot: tierqv1connect.NewSnapshotServiceClient(hc, base, opts...),
 	}

@@ -79,6 +79,12 @@ type Options struct {
 	// RefreshEvery is how often the addresses of the fleet's hosts are asked for. Defaults to 60s; below 0: never.
 	RefreshEvery time.Duration
 
+	// Token is what the fleet asks for where it wants tokens. It goes to every address of Addrs and every host that one of them names:
+	// without TLS, in plain text.
+	Token string
+	// Tenant is the tenant for which an operator calls; any other token has its own.
+	Tenant string
+
 	// FailFast makes a call fail as soon as every known address has been found unreachable once, instead of trying
 	// until its deadline.
 	FailFast bool

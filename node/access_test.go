@@ -1,0 +1,179 @@
+package node
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest"
+
+	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/client"
+	"github.com/tierq/tierq/queue/code"
+)
+
+const operatorToken = "tierq-00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
+
+// openGuarded is a fleet that wants tokens.
+func openGuarded(t *testing.T) *Dev {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "operator")
+	require.NoError(t, os.WriteFile(file, []byte(operatorToken+"\n"), 0o600))
+	ports, err := FreePorts(1)
+	require.NoError(t, err)
+	hosts, err := devHosts(DevConfig{Dir: dir, API: addr(ports[0])})
+	require.NoError(t, err)
+	d := &Dev{}
+	for _, h := range hosts {
+		cfg := Config{Host: h.ID, Data: filepath.Join(dir, "host-"+itoa(h.ID)), Hosts: hosts, Admin: "127.0.0.1:0", Auth: &AuthConfig{Required: true, OperatorTokenFile: file}}
+		n, err := Open(cfg, Listeners{}, zaptest.NewLogger(t, zaptest.Level(zap.WarnLevel)))
+		require.NoError(t, err)
+		d.Nodes = append(d.Nodes, n)
+	}
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, n := range d.Nodes {
+		require.NoError(t, n.AwaitReady(ctx))
+	}
+	return d
+}
+
+// A fleet that wants tokens: what each may do, over every host, and that tenants neither see nor disturb each other (G10).
+func TestTokensAndTenants(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short opens no fleet")
+	}
+	d := openGuarded(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	at := func(token string, nodes ...*Node) *client.Client {
+		t.Helper()
+		o := client.Options{Token: token, CallTimeout: 10 * time.Second, FailFast: true}
+		for _, n := range nodes {
+			o.Addrs = append(o.Addrs, n.APIAddr().String())
+		}
+		c, err := client.New(o)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close(context.Background()) })
+		return c
+	}
+	both := d.Nodes[:2]
+	refused := func(err error, want code.Code, what string) {
+		t.Helper()
+		var e *code.Error
+		require.ErrorAs(t, err, &e, what)
+		require.Equal(t, want, e.Code, "%s: %v", what, err)
+		require.NotContains(t, err.Error(), operatorToken[6:])
+	}
+
+	_, err := at("", both...).ListQueues(ctx, "")
+	refused(err, code.NotAuthenticated, "no token")
+	_, err = at(operatorToken[:len(operatorToken)-1]+"0", both...).ListQueues(ctx, "")
+	refused(err, code.AuthFailed, "another token")
+
+	op := at(operatorToken, both...)
+	for _, tenant := range []*tierqv1.Tenant{{Name: "acme", MaxQueues: 1}, {Name: "zeta", PublishRate: 5}} {
+		require.NoError(t, op.PutTenant(ctx, tenant))
+	}
+	token := func(tenant string, roles ...string) (string, uint64) {
+		t.Helper()
+		res, err := op.CreateToken(ctx, &tierqv1.Token{Tenant: tenant, Roles: roles, Name: tenant})
+		require.NoError(t, err)
+		hash := res.Token
+		for _, n := range both {
+			require.Eventually(t, func() bool { _, ok := n.bearer(hash); return ok }, 10*time.Second, 5*time.Millisecond)
+		}
+		return res.Token, res.Id
+	}
+	adminA, _ := token("acme", "admin")
+	produceA, _ := token("acme", "produce")
+	consumeA, idA := token("acme", "consume")
+	adminZ, _ := token("zeta", "admin")
+
+	// Two tenants, one name.
+	a, z := at(adminA, both...), at(adminZ, both...)
+	for _, c := range []*client.Client{a, z} {
+		_, err := c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: "orders"})
+		require.NoError(t, err)
+	}
+	_, err = a.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: "second"})
+	refused(err, code.LimitReached, "a queue too many")
+
+	// Each host serves the tenant, also by forwarding.
+	for i, n := range both {
+		_, err := at(produceA, n).Publish(ctx, "orders", client.Message{Body: []byte{byte('a' + i)}})
+		require.NoError(t, err)
+	}
+	_, err = z.Publish(ctx, "orders", client.Message{Body: []byte("z")})
+	require.NoError(t, err)
+	for _, n := range both {
+		q, err := at(consumeA, n).DescribeQueue(ctx, "orders")
+		require.NoError(t, err)
+		require.EqualValues(t, 2, q.LastAddress, "acme's queue holds acme's messages")
+	}
+	_, err = at(produceA, both...).Receive(ctx, "orders", "", client.ReceiveOptions{Max: 1})
+	refused(err, code.NotPermitted, "a producer receives")
+	_, err = at(consumeA, both...).Publish(ctx, "orders", client.Message{Body: []byte("x")})
+	refused(err, code.NotPermitted, "a consumer publishes")
+	refused(a.PutTenant(ctx, &tierqv1.Tenant{Name: "acme"}), code.NotPermitted, "an admin raises its quota")
+
+	// A receipt is good in its own tenant only.
+	got, err := at(consumeA, both...).Receive(ctx, "orders", "", client.ReceiveOptions{Max: 1, Wait: 5 * time.Second})
+	require.NoError(t, err)
+	require.Len(t, got, 1)
+	_, err = z.Receive(ctx, "orders", "", client.ReceiveOptions{Max: 1, Wait: 5 * time.Second})
+	require.NoError(t, err)
+	settled, err := z.Ack(ctx, "orders", "", got[0].Receipt)
+	require.True(t, err != nil || settled[0].Err != nil, "another tenant's receipt was taken")
+	settled, err = at(consumeA, both...).Ack(ctx, "orders", "", got[0].Receipt)
+	require.NoError(t, err)
+	require.Nil(t, settled[0].Err)
+
+	// What another tenant has does not exist.
+	require.NoError(t, z.DeleteQueue(ctx, "orders"))
+	_, err = z.DescribeQueue(ctx, "orders")
+	refused(err, code.UnknownQueue, "after its deletion")
+	_, err = a.DescribeQueue(ctx, "orders")
+	require.NoError(t, err)
+	qs, err := z.ListQueues(ctx, "")
+	require.NoError(t, err)
+	require.Empty(t, qs)
+
+	// The rate is a tenant's own.
+	_, err = z.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: "fast"})
+	require.NoError(t, err)
+	slow := code.OK
+	for range 50 {
+		short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		rs, _ := z.Publish(short, "fast", client.Message{Body: []byte("x")}, client.Message{Body: []byte("y")})
+		cancel()
+		for _, r := range rs {
+			if r.Err != nil {
+				slow = r.Err.Code
+			}
+		}
+		if slow != code.OK {
+			break
+		}
+	}
+	require.NotEqual(t, code.OK, slow, "a tenant published beyond its rate")
+	_, err = at(produceA, both...).Publish(ctx, "orders", client.Message{Body: []byte("x")})
+	require.NoError(t, err, "another tenant is slowed down")
+
+	// Revoked is revoked, at every host.
+	require.NoError(t, op.RevokeToken(ctx, idA))
+	for _, n := range both {
+		require.Eventually(t, func() bool { _, ok := n.bearer(consumeA); return !ok }, 10*time.Second, 5*time.Millisecond)
+		_, err := at(consumeA, n).ListQueues(ctx, "")
+		refused(err, code.AuthFailed, "revoked")
+	}
+	tokens, err := op.ListTokens(ctx)
+	require.NoError(t, err)
+	require.Len(t, tokens, 3)
+}
