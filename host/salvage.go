@@ -100,11 +100,11 @@ func (s *Salvage) HostID() uint64 { return s.id.HostID }
 // Fleet returns the fleet's id.
 func (s *Salvage) Fleet() string { return s.id.Fleet }
 
-// Shards lists the partitions of the queues that clients see, by name and number, as this host last knew them. A partition of which it has
-// no full replica has Replica 0.
-func (s *Salvage) Shards() ([]SalvageShard, error) {
+// Shards lists the partitions of a tenant's queues, by name and number, as this host last knew them; tenant "" is the default one. A
+// partition of which it has no full replica has Replica 0.
+func (s *Salvage) Shards(tenant string) ([]SalvageShard, error) {
 	var list []SalvageShard
-	for _, q := range s.view.Queues("") {
+	for _, q := range s.view.Queues(tenant) {
 		for number, shard := range q.Shards {
 			sh, err := s.shard(q, uint32(number), shard)
 			if err != nil {

@@ -268,12 +268,12 @@ func TestForcedRecovery(t *testing.T) {
 	require.NoError(t, os.RemoveAll(filepath.Join(dir, "host-1")))
 	require.NoError(t, os.RemoveAll(filepath.Join(dir, "host-2")))
 
-	_, err := backup.OpenPlan(filepath.Join(dir, "host-3"), nil, nil)
+	_, err := backup.OpenPlan(filepath.Join(dir, "host-3"), nil, "", nil)
 	require.ErrorContains(t, err, "witness")
-	p, err := backup.OpenPlan(survivor, []string{filepath.Join(dir, "host-3")}, nil)
+	p, err := backup.OpenPlan(survivor, []string{filepath.Join(dir, "host-3")}, "", nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, p.Close()) }()
-	_, err = backup.OpenPlan(survivor, nil, nil)
+	_, err = backup.OpenPlan(survivor, nil, "", nil)
 	require.ErrorContains(t, err, "in use")
 	require.Len(t, p.Shards, 1)
 	s := &p.Shards[0]
@@ -345,7 +345,7 @@ func TestForcedRecoveryInPlace(t *testing.T) {
 	f.stop(gone)
 	require.NoError(t, os.RemoveAll(f.configs[gone-1].Data))
 
-	p, err := backup.OpenPlan(f.configs[survivor-1].Data, nil, []string{"orders"})
+	p, err := backup.OpenPlan(f.configs[survivor-1].Data, nil, "", []string{"orders"})
 	require.NoError(t, err)
 	out := filepath.Join(t.TempDir(), "recovered")
 	_, err = p.Save(out, nil)

@@ -13,6 +13,7 @@ import (
 
 func shardRecover(a *app) *cobra.Command {
 	var others, queues []string
+	var tenant string
 	var accept uint64
 	c := &cobra.Command{
 		Use:   "recover DATA_DIR BACKUP_DIR",
@@ -23,7 +24,7 @@ func shardRecover(a *app) *cobra.Command {
 			"witness: their logs tell how far the shards had got.",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			p, err := backup.OpenPlan(args[0], others, queues)
+			p, err := backup.OpenPlan(args[0], others, tenant, queues)
 			if err != nil {
 				return backupError(err)
 			}
@@ -45,6 +46,7 @@ func shardRecover(a *app) *cobra.Command {
 	f := c.Flags()
 	f.StringArrayVar(&others, "other", nil, "data directory, or copy of the wal directory, of another stopped host; may be repeated")
 	f.StringArrayVar(&queues, "queue", nil, "only this queue; may be repeated (default: all)")
+	f.StringVar(&tenant, "tenant", "", "the tenant whose queues to take (default: the default tenant)")
 	f.Uint64Var(&accept, "accept", 0, "the number that confirms what may be lost, for scripts")
 	return c
 }

@@ -46,21 +46,21 @@ func (s *PlanShard) MayBeLost() (entries uint64, known bool) {
 }
 
 // OpenPlan opens the data directory of a stopped host, and looks into the logs of others, which are data directories or their wal
-// directories, of hosts that are stopped or copies. names selects queues; nil is all.
-func OpenPlan(dir string, others, names []string) (*Plan, error) {
+// directories, of hosts that are stopped or copies. It is for the queues of one tenant, "" is the default one; names selects some of them, nil is all.
+func OpenPlan(dir string, others []string, tenant string, names []string) (*Plan, error) {
 	s, err := host.OpenSalvage(dir)
 	if err != nil {
 		return nil, err
 	}
 	p := &Plan{salvage: s}
-	if err := p.fill(others, names); err != nil {
+	if err := p.fill(others, tenant, names); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	return p, nil
 }
 
-func (p *Plan) fill(others, names []string) error {
-	list, err := p.salvage.Shards()
+func (p *Plan) fill(others []string, tenant string, names []string) error {
+	list, err := p.salvage.Shards(tenant)
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (p *Plan) fill(others, names []string) error {
 		}
 	}
 	if len(p.Shards) == 0 {
-		return errors.New("this host knows no queue")
+		return errors.New("this host knows no queue of this tenant")
 	}
 	return nil
 }
