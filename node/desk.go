@@ -72,7 +72,11 @@ type desk struct {
 	log     *zap.Logger
 
 	leadership leadership
-	configured atomic.Bool // the shard's options are the catalog's
+	level      *quorumLevel
+	lags       func() bool   // a full replica is behind; never nil
+	probing    atomic.Bool   // a barrier is on its way
+	quorum     atomic.Uint32 // as it was last told in the log
+	configured atomic.Bool   // the shard's options are the catalog's
 	wake       chan struct{}
 	groups     atomic.Bool   // groups changed since the housekeeper looked
 	moved      atomic.Bool   // something was applied since the housekeeper looked
@@ -89,6 +93,8 @@ type deskOptions struct {
 	Raft       raft
 	Fleet      fleet
 	Targets    outbox.Targets
+	Level      *quorumLevel
+	Lags       func() bool
 	ReceiptKey []byte
 	Boot       func() time.Duration
 	Metrics    *metrics
@@ -99,6 +105,13 @@ func openDesk(o deskOptions) (*desk, error) {
 	d := &desk{
 		shard: o.Shard, self: o.Self, host: o.Host, reader: o.Reader, raft: o.Raft, fleet: o.Fleet, metrics: o.Metrics,
 		boot: o.Boot, log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1), purging: make(chan struct{}, 1),
+	}
+	d.level, d.lags = o.Level, o.Lags
+	if d.level == nil {
+		d.level = newQuorumLevel()
+	}
+	if d.lags == nil {
+		d.lags = func() bool { return false }
 	}
 	k, err := home.NewKeeper(home.Options{
 		Shard: o.Shard, Self: o.Self, Reader: o.Reader, Propose: d.proposeForHome, ReadIndex: o.Raft.ReadIndex, Stamp: o.Raft.Stamp,
@@ -231,6 +244,9 @@ func (d *desk) publish(ctx context.Context, p queue.Publish, delays, ttls []time
 	strict := d.reader.Meta().Options.Durability == queue.DurabilityStrict
 	if strict && d.raft.InSync() < 2 {
 		return publishOutcome{err: &code.Error{Code: code.InSyncNotEnough, Effect: code.EffectNone, RetryAfterMs: 500}}
+	}
+	if d.quorumState() == quorumReadOnly {
+		return publishOutcome{err: &code.Error{Code: code.ReadOnlyDegraded, Effect: code.EffectNone, RetryAfterMs: 250}}
 	}
 	out := d.batcher.Publish(ctx, p, delays, ttls, queued)
 	if out.err == nil && strict && out.copies < 2 {

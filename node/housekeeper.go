@@ -41,6 +41,7 @@ func (d *desk) housekeep(ctx context.Context) {
 			d.configured.Store(false)
 		}
 		if d.leads() {
+			d.quorumState()
 			k.round(ctx)
 		} else {
 			k.follow(time.Now())

@@ -29,15 +29,16 @@ func (l *leadership) currentLocked() context.Context {
 	return l.ctx
 }
 
-// elected notes that a leader is known, of a term.
-func (l *leadership) elected(term uint64) {
+// elected notes that a leader is known, of a term, and says whether that is news.
+func (l *leadership) elected(term uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if term <= l.term {
-		return
+		return false
 	}
 	l.term = term
 	l.currentLocked()
 	l.end()
 	l.ctx = nil
+	return true
 }

@@ -1,0 +1,156 @@
+package node
+
+import (
+	"sync"
+	"time"
+
+	"github.com/tierq/tierq/queue"
+)
+
+// Values of tierq_quorum_state. It counts up as the quorum level counts down: level 2 is 0, level 1 is 1, level 0 is 2.
+const (
+	quorumHealthy  = 0
+	quorumSoft     = 1 // level 1: a full replica is out of sync or behind the soft gap; publishes are OK with FOLLOWER_LAG
+	quorumReadOnly = 2 // level 0: publishes are refused, deliveries and acks go on
+	quorumElecting = 3 // no leader is known
+)
+
+const (
+	// quorumAckTimeout is how long a proposal may be without its commit before the shard is read-only. Waiting for a
+	// second data copy does not count. A barrier write that commits in half of it ends that.
+	quorumAckTimeout = 500 * time.Millisecond
+	barrierWithin    = quorumAckTimeout / 2
+	// softHold is how long nothing may lag before a soft shard is healthy again.
+	softHold = time.Second
+	// The soft gap: a full replica that is further behind is said to lag.
+	softGapEntries = 1024
+	softGapBytes   = 4 << 20
+	softGapTime    = 200 * time.Millisecond
+	// commitSamples bounds what is remembered of past commits to measure the gap in bytes and time.
+	commitSamples = 128
+)
+
+// quorumLevel is what a shard's leader knows of its quorum. Times are boot times. Safe for concurrent use.
+//
+// Invariants: (1) it becomes read-only only by a proposal older than quorumAckTimeout; (2) it leaves that only by a barrier
+// that committed within barrierWithin, or with the leadership; (3) soft lasts until nothing has lagged for softHold.
+type quorumLevel struct {
+	mu       sync.Mutex
+	next     uint64
+	pending  map[uint64]time.Duration // when each was proposed
+	readOnly bool
+	laggedAt time.Duration
+	lagged   bool
+	bytes    uint64 // proposed and committed in all
+	samples  []commitSample
+}
+
+// commitSample is the last of some commits.
+type commitSample struct {
+	index queue.Index
+	bytes uint64 // of all commits up to it
+	at    time.Duration
+}
+
+func newQuorumLevel() *quorumLevel { return &quorumLevel{pending: map[uint64]time.Duration{}} }
+
+// began notes a proposal and returns its number for ended.
+func (l *quorumLevel) began(now time.Duration) uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.next++
+	l.pending[l.next] = now
+	return l.next
+}
+
+// ended notes that a proposal has its outcome; index is 0 unless it was committed.
+func (l *quorumLevel) ended(n uint64, index queue.Index, size int, now time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.advanceLocked(now)
+	delete(l.pending, n)
+	if index == 0 {
+		return
+	}
+	l.bytes += uint64(size)
+	if k := len(l.samples); k == commitSamples {
+		l.samples = append(l.samples[:0], l.samples[k/2:]...)
+	}
+	l.samples = append(l.samples, commitSample{index, l.bytes, now})
+}
+
+// isReadOnly says whether publishes are refused now.
+func (l *quorumLevel) isReadOnly(now time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.advanceLocked(now)
+	return l.readOnly
+}
+
+func (l *quorumLevel) advanceLocked(now time.Duration) {
+	for _, at := range l.pending {
+		if now-at >= quorumAckTimeout {
+			l.readOnly = true
+			return
+		}
+	}
+}
+
+// barrier notes how long a barrier write took to commit. One in time makes the shard writable: what is still pending was
+// proposed before it and has been dropped, or is committed too.
+func (l *quorumLevel) barrier(took time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if took <= barrierWithin {
+		l.readOnly = false
+		clear(l.pending)
+	}
+}
+
+// elected forgets what was known under the former leader.
+func (l *quorumLevel) elected() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.pending)
+	l.readOnly, l.lagged, l.samples = false, false, nil
+}
+
+// soft notes whether a full replica lags now, and says whether the shard counts as soft.
+func (l *quorumLevel) soft(lags bool, now time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case lags:
+		l.lagged, l.laggedAt = true, now
+	case l.lagged && now-l.laggedAt >= softHold:
+		l.lagged = false
+	}
+	return l.lagged
+}
+
+// behind says whether a replica that had everything up to an index, as it told at most stale ago, is behind the soft gap.
+func (l *quorumLevel) behind(has queue.Index, stale, now time.Duration) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.samples) == 0 {
+		return false
+	}
+	last := l.samples[len(l.samples)-1]
+	if has >= last.index {
+		return false
+	}
+	var before commitSample // the last one that it has
+	for i, s := range l.samples {
+		if s.index > has {
+			if now-s.at >= softGapTime+stale {
+				return true
+			}
+			if i == 0 {
+				return last.index-has >= softGapEntries
+			}
+			break
+		}
+		before = s
+	}
+	return last.index-has >= softGapEntries || last.bytes-before.bytes >= softGapBytes
+}

@@ -1,0 +1,84 @@
+package node
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const ms = time.Millisecond
+
+// TestQuorumLevelReadOnly: a proposal without its commit makes a shard read-only, and only a barrier in time ends that.
+func TestQuorumLevelReadOnly(t *testing.T) {
+	l := newQuorumLevel()
+	n := l.began(0)
+	require.False(t, l.isReadOnly(quorumAckTimeout-1))
+	require.True(t, l.isReadOnly(quorumAckTimeout))
+	l.ended(n, 7, 10, 600*ms)
+	require.True(t, l.isReadOnly(700*ms), "the late commit alone does not end it")
+	l.barrier(barrierWithin + 1)
+	require.True(t, l.isReadOnly(800*ms), "nor a barrier that was slow")
+	l.barrier(barrierWithin)
+	require.False(t, l.isReadOnly(900*ms))
+}
+
+// TestQuorumLevelLateOutcomeCounts: an outcome that comes after the timeout, with nobody asking meanwhile, still counts.
+func TestQuorumLevelLateOutcomeCounts(t *testing.T) {
+	l := newQuorumLevel()
+	l.ended(l.began(0), 1, 1, quorumAckTimeout)
+	require.True(t, l.isReadOnly(quorumAckTimeout))
+	l.elected()
+	require.False(t, l.isReadOnly(time.Hour), "another leader knows nothing of it")
+}
+
+// TestQuorumLevelDoesNotFlap: commits that alternate about the timeout change the level once.
+func TestQuorumLevelDoesNotFlap(t *testing.T) {
+	l, now, changes, was := newQuorumLevel(), time.Duration(0), 0, false
+	for i := range 100 {
+		n := l.began(now)
+		took := 100 * ms
+		if i%2 == 0 {
+			took = 600 * ms
+		}
+		now += took
+		l.ended(n, 1, 1, now)
+		l.barrier(took) // 100 ms would end it, 600 ms not
+		if i%2 == 1 {
+			continue
+		}
+		if is := l.isReadOnly(now); is != was {
+			was = is
+			changes++
+		}
+	}
+	require.Equal(t, 1, changes)
+}
+
+// TestQuorumLevelSoftHolds: a lag that comes and goes within softHold is one soft time.
+func TestQuorumLevelSoftHolds(t *testing.T) {
+	l := newQuorumLevel()
+	require.False(t, l.soft(false, 0))
+	for i := range time.Duration(10) {
+		require.True(t, l.soft(i%2 == 0, i*300*ms), "%d", i)
+	}
+	require.True(t, l.soft(false, 2400*ms+softHold-1))
+	require.False(t, l.soft(false, 2400*ms+softHold))
+}
+
+// TestQuorumLevelSoftGap: entries, bytes and time each make a replica lag.
+func TestQuorumLevelSoftGap(t *testing.T) {
+	l := newQuorumLevel()
+	require.False(t, l.behind(0, 0, 0), "nothing is known yet")
+	l.ended(l.began(0), 10, 100, 0)
+	require.False(t, l.behind(10, 0, time.Hour))
+	require.False(t, l.behind(9, 0, softGapTime-1))
+	require.True(t, l.behind(9, 0, softGapTime))
+	require.False(t, l.behind(9, 300*ms, softGapTime), "its word is old, it may have more")
+	l.ended(l.began(0), 11, softGapBytes, 0)
+	require.True(t, l.behind(10, 0, 0), "bytes")
+	require.False(t, l.behind(11, 0, 0))
+	l.ended(l.began(0), 11+softGapEntries, 1, 0)
+	require.True(t, l.behind(11, 0, 0), "entries")
+	require.False(t, l.behind(12, 0, 0))
+}

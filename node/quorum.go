@@ -1,0 +1,93 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// quorumNames are the states in the log's words.
+var quorumNames = [...]string{quorumHealthy: "healthy", quorumSoft: "soft", quorumReadOnly: "read-only", quorumElecting: "electing"}
+
+// quorumState is the state of a shard that this host leads, as tierq_quorum_state has it.
+func (n *Node) quorumState(shard uint64) uint32 {
+	n.mu.RLock()
+	d := n.desks[shard]
+	n.mu.RUnlock()
+	if d == nil {
+		return quorumHealthy
+	}
+	return d.quorumState()
+}
+
+// quorumState is what this host, as the leader's, says of the quorum. It writes a line when that changes, and sees to the barrier
+// that ends a read-only time.
+func (d *desk) quorumState() uint32 {
+	now, copies := d.boot(), d.raft.InSync()
+	strict := d.reader.Meta().Options.Durability == queue.DurabilityStrict
+	state := uint32(quorumHealthy)
+	soft := d.level.soft(copies < 2 || d.lags(), now)
+	switch {
+	case d.level.isReadOnly(now):
+		state = quorumReadOnly
+		d.probe()
+	case strict && copies < 2:
+		state = quorumReadOnly
+	case soft:
+		state = quorumSoft
+	}
+	if was := d.quorum.Swap(state); was != state {
+		d.log.Info("the quorum state has changed", zap.String("from", quorumNames[was]), zap.String("to", quorumNames[state]),
+			zap.Int("dataCopies", copies), zap.Bool("strict", strict))
+	}
+	return state
+}
+
+// warning is what rides beside an OK: FOLLOWER_LAG at level 1.
+func (d *desk) warning(copies int) code.Code {
+	if copies < 2 || d.quorum.Load() == quorumSoft {
+		return code.FollowerLag
+	}
+	return 0
+}
+
+// probe proposes a barrier, one at a time: a command that changes nothing but the shard's clock.
+func (d *desk) probe() {
+	if !d.probing.CompareAndSwap(false, true) {
+		return
+	}
+	go func() {
+		defer d.probing.Store(false)
+		ctx, cancel := context.WithTimeout(d.leadership.current(), quorumAckTimeout)
+		defer cancel()
+		began := d.boot()
+		if _, err := d.propose(ctx, &queue.Retention{Stamp: d.raft.Stamp()}); err == nil {
+			d.level.barrier(d.boot() - began)
+		}
+	}()
+}
+
+// reportsAge is how old what a host has told of its log may be: the interval of the reports, and their way.
+const reportsAge = 400 * time.Millisecond
+
+// lags says whether another full replica of a shard that this host leads is silent or behind the soft gap.
+func (n *Node) lags(shard uint64, level *quorumLevel) bool {
+	now := n.raft.Clock().Boot()
+	for _, r := range n.FullReplicas(shard) {
+		if r.Host == n.id {
+			continue
+		}
+		if !n.Alive(r.Host) {
+			return true
+		}
+		report, ok := n.raft.Peers().Reported(r.Host, shard)
+		if ok && report.Replica == uint64(r.Replica) && level.behind(queue.Index(report.LastIndex), reportsAge, now) {
+			return true
+		}
+	}
+	return false
+}
