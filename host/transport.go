@@ -12,11 +12,12 @@ import (
 	"github.com/lni/dragonboat/v4/raftpb"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/raftnet"
 	"github.com/tierq/tierq/queue"
 )
 
-// transports makes the engine's own TCP transport, with one rule added: a witness is not told of entries before the
-// other full replica, as long as that one is in sync.
+// transports makes the transport: raftnet with TLS, else the engine's own on plain TCP. One rule is added to either: a witness
+// is not told of entries before the other full replica, as long as that one is in sync.
 //
 // In a shard of two full replicas and a witness, the leader and the witness are a majority, and the witness, whose
 // entries are tiny, is usually the faster one. If the leader is then lost, the witness rightly refuses its vote to the
@@ -33,7 +34,11 @@ func newTCPTransport(nhc config.NodeHostConfig, requests raftio.MessageHandler, 
 
 // Create implements config.TransportFactory.
 func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHandler, chunks raftio.ChunkHandler) raftio.ITransport {
-	return &holdingTransport{ITransport: newTCPTransport(nhc, requests, chunks), h: t.h}
+	if t.h.cfg.TLS == nil {
+		return &holdingTransport{ITransport: newTCPTransport(nhc, requests, chunks), h: t.h}
+	}
+	under := raftnet.New(raftnet.Options{Listen: nhc.GetListenAddress(), TLS: t.h.cfg.TLS, Logger: t.h.log}, requests, chunks)
+	return &holdingTransport{ITransport: under, h: t.h}
 }
 
 // Validate implements config.TransportFactory.

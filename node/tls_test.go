@@ -114,9 +114,8 @@ func testTLSStrangers(ctx context.Context, t *testing.T, f *tlsFleet) {
 	require.NoError(t, plain.Close(ctx))
 	// A client's certificate opens no port between hosts.
 	self := f.Nodes[0].cfg.Self()
-	for _, address := range []string{self.Peer} {
-		requireRefused(ctx, t, address, f.apiC, f.peer)
-	}
+	requireRefused(ctx, t, self.Peer, f.apiC, f.peer)
+	requireRefused(ctx, t, self.Raft, f.apiC, f.peer, "tierq-raft/1")
 	resp, err := http.Get("http://" + self.Peer + "/tierq.peer.v1.PeerService/Hello")
 	if err == nil { // "client sent an HTTP request to an HTTPS server"
 		require.Equal(t, http.StatusBadRequest, resp.StatusCode)
@@ -198,7 +197,7 @@ func writePair(t *testing.T, dir string, ca *certstest.CA, life time.Duration) {
 }
 
 // requireRefused dials with a certificate of one CA and the roots of another.
-func requireRefused(ctx context.Context, t *testing.T, address string, own, trusted *certstest.CA) {
+func requireRefused(ctx context.Context, t *testing.T, address string, own, trusted *certstest.CA, protocols ...string) {
 	t.Helper()
 	dir := t.TempDir()
 	files := certs.Files{}
@@ -206,7 +205,7 @@ func requireRefused(ctx context.Context, t *testing.T, address string, own, trus
 	certstest.Write(t, files.CA, trusted.PEM)
 	s, err := certs.Open(certs.Options{Files: files})
 	require.NoError(t, err)
-	conn, err := s.Dial(ctx, &net.Dialer{}, address)
+	conn, err := s.Dial(ctx, &net.Dialer{}, address, protocols...)
 	if err == nil {
 		_, err = conn.Read(make([]byte, 1))
 		_ = conn.Close()

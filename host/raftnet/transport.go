@@ -1,0 +1,266 @@
+// Package raftnet carries the Raft engine's messages and snapshot chunks between hosts, over TCP with mutual TLS. It takes
+// the place of the engine's own transport, which reads its certificates once, and ends the process when a connection cannot
+// be accepted.
+//
+// A connection carries frames one way, from who made it; the answer to the end of a stream of chunks is the only thing that comes
+// back. So an end of the connection is seen at once, by a read that waits for it, and the next send fails. Each write and
+// each read within a frame has a deadline, and data that the other host does not acknowledge end the connection, so
+// nothing waits for a host that is gone. A slow receiver slows its sender down; what the engine then has too much it drops, and
+// Raft sends again.
+//
+// When the certificate files change, a connection is made anew before its next batch, and one that came from elsewhere is
+// closed if the roots no longer trust it.
+package raftnet
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/lni/dragonboat/v4/raftio"
+	"github.com/lni/dragonboat/v4/raftpb"
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/certs"
+)
+
+// protocol is what both sides say they speak, in the TLS handshake (ALPN).
+const protocol = "tierq-raft/1"
+
+const (
+	dialTimeout  = 2 * time.Second
+	frameTimeout = 5 * time.Second        // for pieceBytes, once a frame has begun
+	endTimeout   = 10 * time.Second       // for the answer to the end of a stream of chunks
+	acceptPause  = 100 * time.Millisecond // after a failed accept, as when files run out
+	maxInbound   = 1024                   // connections from elsewhere
+)
+
+// keepAlive finds a host that is gone and to which nothing is sent; unacknowledged data are found by setUserTimeout.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
+
+// Options say how a Transport is made. All fields are required.
+type Options struct {
+	Listen string // host:port to bind
+	TLS    *certs.Store
+	Logger *zap.Logger
+}
+
+// Transport implements raftio.ITransport.
+type Transport struct {
+	opts     Options
+	log      *zap.Logger
+	messages raftio.MessageHandler
+	chunks   raftio.ChunkHandler
+	unwatch  func()
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	mu       sync.Mutex
+	listener net.Listener
+	inbound  map[*tls.Conn]bool // true: its handshake is done
+	outbound map[*conn]struct{}
+	closed   bool
+}
+
+var _ raftio.ITransport = (*Transport)(nil)
+
+// New returns a transport that hands what arrives to messages and chunks. It binds nothing before Start.
+func New(o Options, messages raftio.MessageHandler, chunks raftio.ChunkHandler) *Transport {
+	t := &Transport{
+		opts: o, log: o.Logger.Named("raftnet"), messages: messages, chunks: chunks,
+		inbound: make(map[*tls.Conn]bool), outbound: make(map[*conn]struct{}),
+	}
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.unwatch = o.TLS.OnChange(t.certsChanged)
+	return t
+}
+
+// Name implements raftio.ITransport.
+func (t *Transport) Name() string { return "tierq-raftnet" }
+
+// Start implements raftio.ITransport: it binds and accepts.
+func (t *Transport) Start() error {
+	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
+	l, err := lc.Listen(t.ctx, "tcp", t.opts.Listen)
+	if err != nil {
+		return fmt.Errorf("the Raft address %s cannot be bound: %w", t.opts.Listen, err)
+	}
+	t.mu.Lock()
+	t.listener = l
+	t.mu.Unlock()
+	t.tasks.Go(func() { t.accept(l) })
+	return nil
+}
+
+// Close implements raftio.ITransport: it ends the listener and all connections, and waits for their goroutines.
+func (t *Transport) Close() error {
+	t.unwatch()
+	t.cancel()
+	t.mu.Lock()
+	t.closed = true
+	if t.listener != nil {
+		_ = t.listener.Close()
+	}
+	for c := range t.inbound {
+		_ = c.NetConn().Close()
+	}
+	t.mu.Unlock()
+	t.tasks.Wait()
+	return nil
+}
+
+// accept never gives up before Close: what stops it for a while, as too many open files, passes.
+func (t *Transport) accept(l net.Listener) {
+	for {
+		raw, err := l.Accept()
+		if err != nil {
+			if t.ctx.Err() != nil {
+				return
+			}
+			t.log.Error("a connection to the Raft port was not accepted", zap.Error(err))
+			select {
+			case <-time.After(acceptPause):
+			case <-t.ctx.Done():
+				return
+			}
+			continue
+		}
+		setUserTimeout(raw)
+		c := tls.Server(raw, t.opts.TLS.Server(protocol))
+		if !t.enter(c) {
+			_ = raw.Close()
+			continue
+		}
+		go func() {
+			defer t.leave(c)
+			if err := t.serve(c); err != nil && t.ctx.Err() == nil {
+				t.log.Info("a connection to the Raft port ended", zap.Stringer("from", c.RemoteAddr()), zap.Error(err))
+			}
+		}()
+	}
+}
+
+// enter counts a connection in, unless there are too many or the transport is closed.
+func (t *Transport) enter(c *tls.Conn) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return false
+	}
+	if len(t.inbound) >= maxInbound {
+		t.log.Error("a connection to the Raft port was refused: there are too many", zap.Stringer("from", c.RemoteAddr()))
+		return false
+	}
+	t.inbound[c] = false
+	t.tasks.Add(1)
+	return true
+}
+
+func (t *Transport) leave(c *tls.Conn) {
+	_ = c.SetWriteDeadline(time.Now().Add(time.Second)) // of TLS's goodbye
+	_ = c.Close()
+	t.mu.Lock()
+	delete(t.inbound, c)
+	t.mu.Unlock()
+	t.tasks.Done()
+}
+
+// serve takes frames until the connection ends, and returns why; nil at its orderly end.
+func (t *Transport) serve(c *tls.Conn) error {
+	ctx, cancel := context.WithTimeout(t.ctx, certs.HandshakeTimeout)
+	err := c.HandshakeContext(ctx)
+	cancel()
+	if err != nil {
+		return fmt.Errorf("TLS handshake: %w", err)
+	}
+	if c.ConnectionState().NegotiatedProtocol != protocol {
+		return errors.New("the caller does not speak " + protocol)
+	}
+	t.mu.Lock()
+	t.inbound[c] = true
+	t.mu.Unlock()
+	if !t.opts.TLS.Trusts(c) { // the files changed in between
+		return errors.New("the roots no longer trust its certificate")
+	}
+	before := func(begun bool) error {
+		if !begun {
+			return c.SetReadDeadline(time.Time{})
+		}
+		return c.SetReadDeadline(time.Now().Add(frameTimeout))
+	}
+	var buf []byte
+	for {
+		k, payload, err := readFrame(c, buf, before)
+		if err != nil {
+			return orderly(err)
+		}
+		if buf = payload; cap(buf) > keepBytes {
+			buf = nil
+		}
+		more, err := t.take(c, k, payload)
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// take hands one frame over. It returns false when nothing is to follow.
+func (t *Transport) take(c net.Conn, k kind, payload []byte) (more bool, err error) {
+	switch k {
+	case kindBatch:
+		var b raftpb.MessageBatch
+		if err := decode(&b, payload); err != nil {
+			return false, err
+		}
+		t.messages(b)
+	case kindChunk:
+		var chunk raftpb.Chunk
+		if err := decode(&chunk, payload); err != nil {
+			return false, err
+		}
+		if !t.chunks(chunk) {
+			return false, errors.New("the engine did not take a chunk of a snapshot")
+		}
+	case kindEnd:
+		var answer [headerBytes]byte
+		putHeader(answer[:], kindEnded, nil)
+		return false, write(c, answer[:])
+	default:
+		return false, fmt.Errorf("%w: kind %d comes from this side only", ErrBadFrame, k)
+	}
+	return true, nil
+}
+
+// decode turns a panic of the engine's decoder into an error.
+func decode(m raftpb.Unmarshaler, payload []byte) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: %v", ErrBadFrame, r)
+		}
+	}()
+	if err := m.Unmarshal(payload); err != nil {
+		return fmt.Errorf("%w: %w", ErrBadFrame, err)
+	}
+	return nil
+}
+
+// certsChanged closes what the roots no longer trust, and has this host's own connections made anew.
+func (t *Transport) certsChanged() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for c, done := range t.inbound {
+		if done && !t.opts.TLS.Trusts(c) {
+			t.log.Info("a connection is closed: the roots no longer trust its certificate", zap.Stringer("from", c.RemoteAddr()))
+			_ = c.NetConn().Close() // without TLS's goodbye, for which a write might have to end
+		}
+	}
+	for c := range t.outbound {
+		c.stale.Store(true)
+	}
+}
