@@ -13,9 +13,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
-	"github.com/tierq/tierq/certs"
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/certs"
 	"github.com/tierq/tierq/queue/replica"
 	"github.com/tierq/tierq/wal"
 )

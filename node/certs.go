@@ -8,7 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/tierq/tierq/certs"
+	"github.com/tierq/tierq/queue/certs"
 )
 
 // openCerts reads the files of the TLS that is configured.

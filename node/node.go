@@ -18,13 +18,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"go.uber.org/zap"
 
-	"github.com/tierq/tierq/certs"
 	"github.com/tierq/tierq/host"
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/host/peer/peerv1/peerv1connect"
 	"github.com/tierq/tierq/node/admin"
 	"github.com/tierq/tierq/node/api"
 	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/certs"
 	"github.com/tierq/tierq/queue/code"
 	"github.com/tierq/tierq/swarm"
 )

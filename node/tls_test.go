@@ -14,9 +14,9 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
-	"github.com/tierq/tierq/certs"
-	"github.com/tierq/tierq/certs/certstest"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/certs"
+	"github.com/tierq/tierq/queue/certs/certstest"
 	"github.com/tierq/tierq/queue/client"
 	"github.com/tierq/tierq/queue/code"
 )

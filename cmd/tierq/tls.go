@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/tierq/tierq/certs"
+	"github.com/tierq/tierq/queue/certs"
 )
 
 // tlsFlags are how a client reaches API ports that have TLS. Any of them turns it on.

@@ -14,9 +14,9 @@ import (
 	"connectrpc.com/connect"
 	"go.uber.org/zap"
 
-	"github.com/tierq/tierq/certs"
 	"github.com/tierq/tierq/host/peer/peerv1"
 	"github.com/tierq/tierq/host/peer/peerv1/peerv1connect"
+	"github.com/tierq/tierq/queue/certs"
 	"github.com/tierq/tierq/queue/code"
 )
 

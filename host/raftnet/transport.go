@@ -25,7 +25,7 @@ import (
 	"github.com/lni/dragonboat/v4/raftpb"
 	"go.uber.org/zap"
 
-	"github.com/tierq/tierq/certs"
+	"github.com/tierq/tierq/queue/certs"
 )
 
 // protocol is what both sides say they speak, in the TLS handshake (ALPN).

@@ -16,9 +16,9 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zaptest"
 
-	"github.com/tierq/tierq/certs"
-	"github.com/tierq/tierq/certs/certstest"
 	"github.com/tierq/tierq/host/freeport"
+	"github.com/tierq/tierq/queue/certs"
+	"github.com/tierq/tierq/queue/certs/certstest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -7,8 +7,8 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/tierq/tierq/certs"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/certs"
 	"github.com/tierq/tierq/queue/code"
 )
 

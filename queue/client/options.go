@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/tierq/tierq/certs"
+	"github.com/tierq/tierq/queue/certs"
 )
 
 // Options configure a Client. All are per process and fixed when New returns; the zero value of a field means its

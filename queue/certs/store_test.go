@@ -18,7 +18,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/tierq/tierq/certs/certstest"
+	"github.com/tierq/tierq/queue/certs/certstest"
 )
 
 // clock is a wall clock that a test moves.
