@@ -76,7 +76,7 @@ func (n *Node) SaveShard(ctx context.Context, name string, partition uint32, w i
 // one, and a repeated one finds what it has made.
 func stagingName(r api.Restore) string {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(r.Name))
+	_, _ = h.Write([]byte(r.Tenant + "\x00" + r.Name))
 	return fmt.Sprintf("%016x-%016x", r.BackupID, h.Sum64())
 }
 
@@ -118,7 +118,7 @@ func (n *Node) BeginRestore(ctx context.Context, r api.BeginRestore) (int, bool,
 	if err != nil {
 		return 0, false, err
 	}
-	have, taken := v.Queue("", r.Name)
+	have, taken := v.Queue(r.Tenant, r.Name)
 	switch {
 	case taken && restored(have, r.Restore):
 		return len(have.Shards), true, nil
@@ -251,7 +251,7 @@ func (n *Node) FinishRestore(ctx context.Context, r api.Restore, replace uint64)
 	if err != nil {
 		return 0, err
 	}
-	if q, ok := v.Queue("", r.Name); ok && restored(q, r) {
+	if q, ok := v.Queue(r.Tenant, r.Name); ok && restored(q, r) {
 		return q.ID, nil
 	}
 	q, err := n.staged(ctx, r)
@@ -259,7 +259,7 @@ func (n *Node) FinishRestore(ctx context.Context, r api.Restore, replace uint64)
 		return 0, err
 	}
 	res, err := n.raft.ProposeCatalog(ctx, &catalog.MoveQueue{
-		ExpectedID: q.ID, FromTenant: q.Tenant, FromName: q.Name, ToName: r.Name, ReplaceID: replace,
+		ExpectedID: q.ID, FromTenant: q.Tenant, FromName: q.Name, ToTenant: r.Tenant, ToName: r.Name, ReplaceID: replace,
 	})
 	if err == nil {
 		err = res.Err()

@@ -45,6 +45,7 @@ type SavedPartition struct {
 
 // Restore names a restore.
 type Restore struct {
+	Tenant   string // "": the default one
 	BackupID uint64
 	Name     string
 }
@@ -136,8 +137,8 @@ func (p *pieces) flush() error {
 	return err
 }
 
-func restore(r *tierqv1.Restore) (Restore, error) {
-	out := Restore{BackupID: r.GetBackupId(), Name: r.GetName()}
+func restore(ctx context.Context, r *tierqv1.Restore) (Restore, error) {
+	out := Restore{Tenant: TenantOf(ctx), BackupID: r.GetBackupId(), Name: r.GetName()}
 	if out.BackupID == 0 {
 		return out, code.New(code.InvalidArgument, "restore.backup_id is not set")
 	}
@@ -146,7 +147,7 @@ func restore(r *tierqv1.Restore) (Restore, error) {
 
 func (s snapshotService) BeginRestore(ctx context.Context, req *connect.Request[tierqv1.BeginRestoreRequest]) (*connect.Response[tierqv1.BeginRestoreResponse], error) {
 	m := req.Msg
-	r, err := restore(m.GetRestore())
+	r, err := restore(ctx, m.GetRestore())
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +163,7 @@ func (s snapshotService) BeginRestore(ctx context.Context, req *connect.Request[
 }
 
 func (s snapshotService) RestoreStatus(ctx context.Context, req *connect.Request[tierqv1.RestoreStatusRequest]) (*connect.Response[tierqv1.RestoreStatusResponse], error) {
-	r, err := restore(req.Msg.GetRestore())
+	r, err := restore(ctx, req.Msg.GetRestore())
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +178,7 @@ func (s snapshotService) RestoreStatus(ctx context.Context, req *connect.Request
 
 func (s snapshotService) ImportChunk(ctx context.Context, req *connect.Request[tierqv1.ImportChunkRequest]) (*connect.Response[tierqv1.ImportChunkResponse], error) {
 	m := req.Msg
-	r, err := restore(m.GetRestore())
+	r, err := restore(ctx, m.GetRestore())
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +196,7 @@ func (s snapshotService) ImportChunk(ctx context.Context, req *connect.Request[t
 }
 
 func (s snapshotService) RecoverPartition(ctx context.Context, req *connect.Request[tierqv1.RecoverPartitionRequest]) (*connect.Response[tierqv1.RecoverPartitionResponse], error) {
-	r, err := restore(req.Msg.GetRestore())
+	r, err := restore(ctx, req.Msg.GetRestore())
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +210,7 @@ func (s snapshotService) RecoverPartition(ctx context.Context, req *connect.Requ
 }
 
 func (s snapshotService) FinishRestore(ctx context.Context, req *connect.Request[tierqv1.FinishRestoreRequest]) (*connect.Response[tierqv1.FinishRestoreResponse], error) {
-	r, err := restore(req.Msg.GetRestore())
+	r, err := restore(ctx, req.Msg.GetRestore())
 	if err != nil {
 		return nil, err
 	}
@@ -221,7 +222,7 @@ func (s snapshotService) FinishRestore(ctx context.Context, req *connect.Request
 }
 
 func (s snapshotService) AbortRestore(ctx context.Context, req *connect.Request[tierqv1.AbortRestoreRequest]) (*connect.Response[tierqv1.AbortRestoreResponse], error) {
-	r, err := restore(req.Msg.GetRestore())
+	r, err := restore(ctx, req.Msg.GetRestore())
 	if err == nil {
 		err = s.backend.AbortRestore(ctx, r)
 	}
