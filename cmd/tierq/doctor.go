@@ -126,7 +126,11 @@ func (a *app) examine(ctx context.Context, c *client.Client, names, admin []stri
 		if err != nil {
 			return err
 		}
+		if err := a.askLeaders(ctx, q); err != nil { // only they know the copies
+			return err
+		}
 		d.examineQueue(q, gs, st.Hosts)
+		d.examineNext(q, st.Hosts)
 		for _, p := range q.Partitions {
 			dg, err := c.ShardDigest(ctx, name, p.Number)
 			if err != nil {
