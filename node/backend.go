@@ -259,8 +259,8 @@ func (n *Node) queueInfo(q catalog.Queue) api.QueueInfo {
 			part.LeaderHost, part.Term = host, term
 			if host == n.id {
 				part.DataCopies = uint32(n.raft.InSync(shard))
-				part.QuorumState = n.quorumState(shard)
 			}
+			part.QuorumState = n.quorumAt(shard, host)
 			if h, ok := v.Host(host); ok {
 				part.LeaderAPI = h.ClientAddr
 			}

@@ -13,6 +13,18 @@ import (
 // quorumNames are the states in the log's words.
 var quorumNames = [...]string{quorumHealthy: "healthy", quorumSoft: "soft", quorumReadOnly: "read-only", quorumElecting: "electing"}
 
+// quorumAt is the state of a shard whose leader is taken to be on a host. Only that one knows it; but a leader that is silent leads
+// no more, also while those that are left cannot elect another one.
+func (n *Node) quorumAt(shard, leaderHost uint64) uint32 {
+	switch {
+	case leaderHost == n.id:
+		return n.quorumState(shard)
+	case !n.Alive(leaderHost):
+		return quorumElecting
+	}
+	return quorumHealthy
+}
+
 // quorumState is the state of a shard that this host leads, as tierq_quorum_state has it.
 func (n *Node) quorumState(shard uint64) uint32 {
 	n.mu.RLock()

@@ -109,8 +109,8 @@ func (n *Node) queueStats(q catalog.Queue) QueueStats {
 			p.LeaderHost, p.Term = host, term
 			if host == n.id {
 				p.DataCopies = n.raft.InSync(shard)
-				p.QuorumState = int(n.quorumState(shard))
 			}
+			p.QuorumState = int(n.quorumAt(shard, host))
 		} else {
 			p.QuorumState = quorumElecting
 		}
@@ -177,7 +177,7 @@ func (n *Node) ready() error {
 	defer n.mu.RUnlock()
 	var errs []error
 	for shard := range n.desks {
-		if _, _, _, ok := n.raft.Leader(shard); !ok {
+		if _, host, _, ok := n.raft.Leader(shard); !ok || !n.Alive(host) {
 			errs = append(errs, fmt.Errorf("shard %d has no leader", shard))
 		}
 	}
