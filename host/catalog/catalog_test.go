@@ -371,9 +371,6 @@ func golden() map[string][]byte {
 		"delete-tenant":     Encode(&DeleteTenant{Name: "acme"}),
 		"create-token":      Encode(&CreateAccessToken{AccessToken{ID: 6, Hash: [32]byte{7}, Tenant: "acme", Roles: RoleProduce | RoleConsume, Name: "web"}}),
 		"revoke-token":      Encode(&RevokeAccessToken{ID: 6}),
-		"grow-queue":        Encode(&GrowQueue{Tenant: "default", Name: "orders", ExpectedID: 4, Partitions: 3}),
-		"open-queue":        Encode(&OpenQueue{Tenant: "default", Name: "orders", ExpectedID: 4, Partitions: 3}),
-		"view-growth":       EncodeView(goldenGrowth(v)),
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 
 // Command is one change of the catalog: *InitFleet, *RegisterHost, *CreateQueue, *ConfigureQueue, *DeleteQueue, *ReplicaReport,
 // *MoveQueue, *JoinHost, *CreateJoinToken, *DrainHost, *RemoveHost, *StartMove, *MoveReport, *PutTenant, *DeleteTenant,
-// *CreateAccessToken, *RevokeAccessToken, *GrowQueue, *OpenQueue.
+// *CreateAccessToken, *RevokeAccessToken.
 //
 // Encoded form: version byte, tag byte, fields. Decode never panics, allocates in proportion to its input, and refuses
 // trailing bytes and unknown versions and tags.
@@ -40,9 +40,6 @@ const (
 	tagDeleteTenant      = 25
 	tagCreateAccessToken = 26
 	tagRevokeAccessToken = 27
-
-	tagGrowQueue = 32
-	tagOpenQueue = 33
 )
 
 // InitFleet gives the fleet its id, the key of its receipts, and the placement of the catalog itself. The first one wins; a
@@ -219,10 +216,6 @@ func (d *decoder) command(tag uint8) Command {
 		return &CreateAccessToken{Token: d.accessToken()}
 	case tagRevokeAccessToken:
 		return &RevokeAccessToken{ID: d.u64()}
-	case tagGrowQueue:
-		return d.growQueue()
-	case tagOpenQueue:
-		return (*OpenQueue)(d.growQueue())
 	case tagStartMove:
 		return &StartMove{Shard: d.u64(), From: queue.ReplicaID(d.u64()), ToHost: d.u64()}
 	case tagMoveReport:

@@ -1,10 +1,6 @@
 package catalog
 
-import (
-	"slices"
-
-	"github.com/tierq/tierq/queue/code"
-)
+import "github.com/tierq/tierq/queue/code"
 
 // StagingTenant owns the queues that a restore is filling: no client names it, so nobody sees them before they are complete.
 const StagingTenant = "_restore"
@@ -69,14 +65,13 @@ func (s *State) moveQueue(c *MoveQueue, r *Result) (bool, *refusal) {
 	return true, nil
 }
 
-// drop deletes a queue, also what it was growing by; its hosts remove its replicas.
+// drop deletes a queue; its hosts remove its replicas.
 func (s *State) drop(q Queue) {
-	for _, shard := range slices.Concat(q.Shards, s.d.growths[q.ID].Shards) {
+	for _, shard := range q.Shards {
 		p := s.d.placements[shard]
 		p.Deleted = true
 		s.d.placements[shard] = p
 		delete(s.d.moves, shard)
 	}
-	delete(s.d.growths, q.ID)
 	delete(s.d.queues, q.Key())
 }

@@ -17,8 +17,7 @@ import (
 //  2. a queue's shards are placed, not deleted, and name it; a placement of a queue that is not deleted belongs to one;
 //  3. replica ids of a placement ascend from 1, and no two of its replicas that are not removed are on one host;
 //  4. a witness is never an initial member;
-//  5. a move is of a shard that is not deleted, between two of its replicas that are not out of it; and there are at most MaxMoves;
-//  6. a growth is of a queue, and its shards are placed, not deleted, and follow the queue's partitions.
+//  5. a move is of a shard that is not deleted, between two of its replicas that are not out of it; and there are at most MaxMoves.
 type State struct {
 	d    data
 	view atomic.Pointer[View] // of the present version, or nil
@@ -44,7 +43,6 @@ type data struct {
 	joinTokens   map[uint64]JoinToken
 	tenants      map[uint64]Tenant
 	accessTokens map[uint64]AccessToken
-	growths      map[uint64]Growth // by queue id
 }
 
 // NewState returns the catalog of a fleet that does not exist yet.
@@ -64,7 +62,6 @@ func NewState() *State {
 		joinTokens:   make(map[uint64]JoinToken),
 		tenants:      make(map[uint64]Tenant),
 		accessTokens: make(map[uint64]AccessToken),
-		growths:      make(map[uint64]Growth),
 	}}
 }
 
@@ -128,10 +125,6 @@ func (s *State) apply(c Command, r *Result) (changed bool, _ *refusal) {
 		return s.createAccessToken(c)
 	case *RevokeAccessToken:
 		return s.revokeAccessToken(c)
-	case *GrowQueue:
-		return s.growQueue(c, r)
-	case *OpenQueue:
-		return s.openQueue(c, r)
 	case *StartMove:
 		return s.startMove(c)
 	case *MoveReport:
@@ -329,7 +322,13 @@ func (s *State) deleteQueue(c *DeleteQueue) (bool, *refusal) {
 		}
 		return false, refused
 	}
-	s.drop(q)
+	for _, shard := range q.Shards {
+		p := s.d.placements[shard]
+		p.Deleted = true
+		s.d.placements[shard] = p
+		delete(s.d.moves, shard)
+	}
+	delete(s.d.queues, q.Key())
 	return true, nil
 }
 
@@ -421,9 +420,6 @@ func (s *State) Check() error {
 				return fmt.Errorf("invariant 2: partition %d of queue %v is at shard %d, which is %+v", i, key, shard, p)
 			}
 		}
-	}
-	if err := s.checkGrowths(); err != nil {
-		return err
 	}
 	return s.checkMoves()
 }

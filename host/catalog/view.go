@@ -42,7 +42,6 @@ func (s *State) Seal() *View {
 		joinTokens:   maps.Clone(s.d.joinTokens),
 		tenants:      maps.Clone(s.d.tenants),
 		accessTokens: maps.Clone(s.d.accessTokens),
-		growths:      maps.Clone(s.d.growths),
 	})
 	s.view.Store(v)
 	return v
