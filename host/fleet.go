@@ -293,7 +293,7 @@ func (h *RaftHost) setView(v *catalog.View) {
 		return
 	}
 	if v.RemovedHost(h.cfg.HostID) {
-		h.refuse(code.New(code.HostRefused, "host %d was removed from the fleet: stop it; its data directory is of no use any more", h.cfg.HostID))
+		h.refuse(code.New(code.HostRefused, "host %d was removed from the fleet, and a removed id is never used again: stop it; this machine joins again under another id, with an empty data directory (`tierq host token`, `tierq host join`)", h.cfg.HostID))
 	}
 	h.view.Store(v)
 	h.book.update(v)
