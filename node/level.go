@@ -1,6 +1,7 @@
 package node
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -96,14 +97,21 @@ func (l *quorumLevel) advanceLocked(now time.Duration) {
 	}
 }
 
-// barrier notes how long a barrier write took to commit. One in time makes the shard writable: what is still pending was
-// proposed before it and has been dropped, or is committed too.
-func (l *quorumLevel) barrier(took time.Duration) {
+// mark is the number of the last proposal so far: what a barrier that begins now is behind.
+func (l *quorumLevel) mark() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.next
+}
+
+// barrier notes how long a barrier write that began at mark took to commit. One in time makes the shard writable: what was proposed
+// before it and is still pending has been dropped, or is committed too.
+func (l *quorumLevel) barrier(mark uint64, took time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if took <= barrierWithin {
 		l.readOnly = false
-		clear(l.pending)
+		maps.DeleteFunc(l.pending, func(n uint64, _ time.Duration) bool { return n <= mark })
 	}
 }
 

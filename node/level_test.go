@@ -17,10 +17,13 @@ func TestQuorumLevelReadOnly(t *testing.T) {
 	require.True(t, l.isReadOnly(quorumAckTimeout))
 	l.ended(n, 7, 10, 600*ms)
 	require.True(t, l.isReadOnly(700*ms), "the late commit alone does not end it")
-	l.barrier(barrierWithin + 1)
+	l.barrier(l.mark(), barrierWithin+1)
 	require.True(t, l.isReadOnly(800*ms), "nor a barrier that was slow")
-	l.barrier(barrierWithin)
+	mark := l.mark()
+	l.began(800 * ms)
+	l.barrier(mark, barrierWithin)
 	require.False(t, l.isReadOnly(900*ms))
+	require.True(t, l.isReadOnly(1300*ms), "what was proposed behind the barrier is still watched")
 }
 
 // TestQuorumLevelLateOutcomeCounts: an outcome that comes after the timeout, with nobody asking meanwhile, still counts.
@@ -43,7 +46,7 @@ func TestQuorumLevelDoesNotFlap(t *testing.T) {
 		}
 		now += took
 		l.ended(n, 1, 1, now)
-		l.barrier(took) // 100 ms would end it, 600 ms not
+		l.barrier(l.mark(), took) // 100 ms would end it, 600 ms not
 		if i%2 == 1 {
 			continue
 		}

@@ -76,9 +76,9 @@ func (d *desk) probe() {
 		defer d.probing.Store(false)
 		ctx, cancel := context.WithTimeout(d.leadership.current(), quorumAckTimeout)
 		defer cancel()
-		began := d.boot()
+		mark, began := d.level.mark(), d.boot()
 		if _, err := d.propose(ctx, &queue.Retention{Stamp: d.raft.Stamp()}); err == nil {
-			d.level.barrier(d.boot() - began)
+			d.level.barrier(mark, d.boot()-began)
 		}
 	}()
 }
