@@ -49,7 +49,7 @@ type TLSFiles struct {
 
 // AuthConfig says who may call the API of this host. All hosts of a fleet are configured alike.
 type AuthConfig struct {
-	// Required refuses calls without a token. Off, every caller is an operator of the default tenant.
+	// Required refuses calls without a token. Off, every caller is an operator, of the default tenant unless the call names another.
 	Required bool `yaml:"required"`
 	// OperatorTokenFile holds the token of an operator, with which the first others are made; it is read at start.
 	OperatorTokenFile string `yaml:"operator_token_file"`

@@ -51,10 +51,16 @@ func Forwarded(next Mux) Mux { return forwardedMux{next} }
 type forwardedMux struct{ next Mux }
 
 func (m forwardedMux) Handle(pattern string, h http.Handler) {
-	m.next.Handle(pattern, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	m.next.Handle(pattern, NamedTenant(h))
+}
+
+// NamedTenant makes a call the tenant's that its header names. Only for callers that may act for any tenant: hosts, and everybody
+// where no tokens are wanted.
+func NamedTenant(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if tenant := r.Header.Get(tenantHeader); tenant != "" {
 			r = r.WithContext(WithTenant(r.Context(), tenant))
 		}
 		h.ServeHTTP(w, r)
-	}))
+	})
 }
