@@ -111,9 +111,11 @@ func TestOnTheEngine(t *testing.T) {
 
 	_, err = a.nh.Propose(a.nh.GetNoOPSession(7), []byte{1, 99}, time.Second)
 	require.NoError(t, err)
-	for _, h := range []*host{a, b} {
+	for _, h := range []*host{a, b} { // both, before the leader stops: it is who tells the other that the entry is committed
 		var poison *queue.PoisonError
 		require.ErrorAs(t, <-h.stuck, &poison)
+	}
+	for _, h := range []*host{a, b} {
 		require.NoError(t, h.nh.StopShard(7))
 		require.Equal(t, ia, h.replica.Reader().Meta().Applied)
 	}
@@ -141,7 +143,11 @@ func TestNoSnapshotOfAPoisonedReplica(t *testing.T) {
 	cmd, err := queue.EncodeCommand(nil, publish("one more"))
 	require.NoError(t, err)
 	require.EqualValues(t, code.OK, a.propose(t, cmd).Value)
-	at, err := a.nh.SyncRequestSnapshot(ctx, 7, dragonboat.SnapshotOption{})
+	var at uint64
+	require.Eventually(t, func() bool { // dragonboat rejects a second request until it has done with the first
+		at, err = a.nh.SyncRequestSnapshot(ctx, 7, dragonboat.SnapshotOption{})
+		return !errors.Is(err, dragonboat.ErrRejected)
+	}, 20*time.Second, 5*time.Millisecond)
 	require.NoError(t, err)
 	require.NotZero(t, at)
 
