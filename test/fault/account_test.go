@@ -39,6 +39,9 @@ type account struct {
 	longestGap   time.Duration // between two acknowledgements
 	lastAck      time.Time
 	longestAck   time.Duration // between two acks
+
+	lastDelivery    time.Time
+	longestDelivery time.Duration // between two deliveries
 }
 
 // entry is one message.
@@ -132,6 +135,20 @@ func (a *account) answered(id uint64, p client.Published) {
 	}
 }
 
+// resetGaps lets the longest times begin anew; the one that runs goes on.
+func (a *account) resetGaps() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.longestGap, a.longestAck, a.longestDelivery = 0, 0, 0
+}
+
+// gaps are the longest times between two acknowledgements and between two deliveries.
+func (a *account) gaps() (publish, deliver time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.longestGap, a.longestDelivery
+}
+
 // lengthen takes the time since last into the longest gap, and returns now.
 func lengthen(gap *time.Duration, last time.Time) time.Time {
 	now := time.Now()
@@ -209,6 +226,7 @@ func (a *account) got(body []byte, address uint64, now delivered) turn {
 		a.problemLocked("message %d was received as attempt %d after at least %d", id, now.attempt, least-1)
 	}
 	e.delivered = append(e.delivered, now)
+	a.lastDelivery = lengthen(&a.longestDelivery, a.lastDelivery)
 	return turn{id, len(e.delivered) - 1}
 }
 
@@ -263,7 +281,7 @@ func (a *account) deadLetter(body []byte) {
 	}
 }
 
-// totals are the line of account.
+// totals are what an account adds up to.
 type totals struct {
 	sent, acknowledged, refused, unknown int
 	distinct, deliveries, duplicates     int
@@ -272,7 +290,7 @@ type totals struct {
 }
 
 func (s totals) String() string {
-	return fmt.Sprintf("account: sent %d, acknowledged %d, refused %d, unknown %d, delivered %d (distinct %d), duplicates %d (explained %d), acked %d, acks of unknown outcome %d, dead %d, lost %d",
+	return fmt.Sprintf("sent %d, acknowledged %d, refused %d, unknown %d, delivered %d (distinct %d), duplicates %d (explained %d), acked %d, acks of unknown outcome %d, dead %d, lost %d",
 		s.sent, s.acknowledged, s.refused, s.unknown, s.deliveries, s.distinct, s.duplicates, s.explained, s.acked, s.ackUnknown, s.dead, s.lost)
 }
 
@@ -337,10 +355,17 @@ func (a *account) countLocked(s *totals, id uint64, e *entry) {
 	}
 }
 
-// verify prints the line of account and fails the test on everything that the rules forbid.
+// verify notes the line of account and fails the test on everything that the rules forbid.
 func (a *account) verify(t *testing.T) totals {
 	t.Helper()
+	return a.verifyPart(t, "")
+}
+
+// verifyPart is verify for one of several accounts of a scenario.
+func (a *account) verifyPart(t *testing.T, part string) totals {
+	t.Helper()
 	s := a.totals()
+	note(t, part, s)
 	t.Log(s)
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -112,16 +112,21 @@ func fickle(seed uint64) func(*client.Delivery) (ending, error) {
 	}
 }
 
-// publishSteadily publishes at a fixed pace until the returned function is called, which waits for every answer.
+// publishSteadily publishes at loadRate until the returned function is called, which waits for every answer.
 func publishSteadily(t *testing.T, c *client.Client, a *account, queue string) (stop func()) {
+	return publishAt(t, c, a, queue, loadRate)
+}
+
+// publishAt publishes so many messages a second, evenly, until the returned function is called, which waits for every answer.
+func publishAt(t *testing.T, c *client.Client, a *account, queue string, rate int) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		const every = 10 * time.Millisecond
-		tick := time.NewTicker(every)
+		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
 		var answers sync.WaitGroup
+		began := time.Now()
 		for id := uint64(1); ; {
 			select {
 			case <-ctx.Done():
@@ -129,9 +134,8 @@ func publishSteadily(t *testing.T, c *client.Client, a *account, queue string) (
 				return
 			case <-tick.C:
 			}
-			for range int(loadRate * every / time.Second) {
+			for due := uint64(time.Since(began).Seconds() * float64(rate)); id <= due; id++ {
 				publishOne(c, a, queue, id, fmt.Appendf(nil, "load %d", id), &answers)
-				id++
 			}
 		}
 	}()

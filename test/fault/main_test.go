@@ -25,6 +25,7 @@ var (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	status := m.Run()
+	printLedger(os.Stdout)
 	if program.dir != "" {
 		_ = os.RemoveAll(program.dir)
 	}
