@@ -1,10 +1,6 @@
 package queue
 
-import (
-	"errors"
-
-	"github.com/tierq/tierq/queue/store"
-)
+import "github.com/tierq/tierq/queue/store"
 
 // Frozen is a shard's whole state at one applied index, to be streamed while commands go on. Close it.
 type Frozen struct {
@@ -20,22 +16,7 @@ func (s *QueueStateMachine) Freeze() *Frozen {
 }
 
 // Each calls f with every key and value in order of key; they are valid during the call only. It returns the first error.
-func (z *Frozen) Each(f func(key, value []byte) error) error {
-	it, err := z.snap.NewIter(nil, nil)
-	if err != nil {
-		return err
-	}
-	for ok := it.First(); ok; ok = it.Next() {
-		v, err := it.Value()
-		if err == nil {
-			err = f(it.Key(), v)
-		}
-		if err != nil {
-			return errors.Join(err, it.Close())
-		}
-	}
-	return errors.Join(it.Err(), it.Close())
-}
+func (z *Frozen) Each(f func(key, value []byte) error) error { return z.snap.Each(f) }
 
 // Close releases what the state pins.
 func (z *Frozen) Close() error { return z.snap.Close() }

@@ -63,26 +63,7 @@ func (r *Replica) save(p *prepared, w io.Writer, stopc <-chan struct{}) (err err
 			return err
 		}
 	}
-	each := func(f func(key, value []byte) error) error { return eachKey(p.snapshot, f) }
-	return r.opts.Installer.Save(w, r.shard, uint64(p.index), p.formatLevel, each, stopc)
-}
-
-// eachKey walks a snapshot in order of key.
-func eachKey(s *store.Snapshot, f func(key, value []byte) error) error {
-	it, err := s.NewIter(nil, nil)
-	if err != nil {
-		return err
-	}
-	for ok := it.First(); ok; ok = it.Next() {
-		v, err := it.Value()
-		if err == nil {
-			err = f(it.Key(), v)
-		}
-		if err != nil {
-			return errors.Join(err, it.Close())
-		}
-	}
-	return errors.Join(it.Err(), it.Close())
+	return r.opts.Installer.Save(w, r.shard, uint64(p.index), p.formatLevel, p.snapshot.Each, stopc)
 }
 
 // errWriter remembers the writer's own error.

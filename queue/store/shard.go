@@ -195,6 +195,24 @@ func (s *Snapshot) NewIter(lower, upper []byte) (*Iter, error) {
 	return newIter(s.es, s.space, lower, upper)
 }
 
+// Each calls f with every key and value in order of key, valid during the call only. It returns the first error.
+func (s *Snapshot) Each(f func(key, value []byte) error) error {
+	it, err := s.NewIter(nil, nil)
+	if err != nil {
+		return err
+	}
+	for ok := it.First(); ok; ok = it.Next() {
+		v, err := it.Value()
+		if err == nil {
+			err = f(it.Key(), v)
+		}
+		if err != nil {
+			return errors.Join(err, it.Close())
+		}
+	}
+	return errors.Join(it.Err(), it.Close())
+}
+
 // Close releases the snapshot.
 func (s *Snapshot) Close() error { return s.es.Close() }
 
