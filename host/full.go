@@ -169,14 +169,13 @@ func (h *RaftHost) installed(run *running) {
 
 // applyOptions brings a shard that this host leads to the options that the catalog has for its queue.
 func (h *RaftHost) applyOptions(ctx context.Context, p catalog.Placement) error {
-	q, ok := h.Catalog().QueueOfShard(p.Shard)
+	want, ok := h.Catalog().OptionsOf(p.Shard)
 	reader, has := h.Reader(p.Shard)
 	if !ok || !has {
 		return nil
 	}
 	stored := reader.Meta().Options
-	want := q.Options
-	want.Partition, want.Version = p.Partition, stored.Version
+	want.Version = stored.Version
 	if want == stored && stored.Version > 0 {
 		return nil
 	}
@@ -185,11 +184,10 @@ func (h *RaftHost) applyOptions(ctx context.Context, p catalog.Placement) error 
 	if err != nil {
 		return err
 	}
-	if q, ok = v.QueueOfShard(p.Shard); !ok {
+	if want, ok = v.OptionsOf(p.Shard); !ok {
 		return nil
 	}
-	want = q.Options
-	want.Partition, want.Version = p.Partition, stored.Version
+	want.Version = stored.Version
 	if want == stored && stored.Version > 0 {
 		return nil
 	}
@@ -199,7 +197,7 @@ func (h *RaftHost) applyOptions(ctx context.Context, p catalog.Placement) error 
 	}
 	cmd, err := queue.EncodeCommand(nil, &queue.Retention{Stamp: stamp, Options: &want})
 	if err != nil {
-		return fmt.Errorf("the options of queue %s: %w", q.Name, err)
+		return fmt.Errorf("the options of shard %d: %w", p.Shard, err)
 	}
 	_, err = h.Propose(ctx, p.Shard, cmd)
 	return err

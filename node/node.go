@@ -412,16 +412,7 @@ func (n *Node) onCatalog(v *catalog.View) {
 
 // Options implements fleet.
 func (n *Node) Options(shard uint64) (queue.QueueOptions, bool) {
-	v := n.raft.Catalog()
-	q, ok := v.QueueOfShard(shard)
-	if !ok {
-		return queue.QueueOptions{}, false
-	}
-	opts := q.Options
-	if p, ok := v.Placement(shard); ok {
-		opts.Partition = p.Partition
-	}
-	return opts, true
+	return n.raft.Catalog().OptionsOf(shard)
 }
 
 // Refresh implements fleet.

@@ -302,7 +302,7 @@ func TestReplicasAgree(t *testing.T) {
 func drawCommand(t *rapid.T) Command {
 	small := func(label string) uint64 { return rapid.Uint64Range(0, 5).Draw(t, label) }
 	name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
-	switch rapid.IntRange(0, 12).Draw(t, "command") {
+	switch rapid.IntRange(0, 14).Draw(t, "command") {
 	case 0:
 		return &InitFleet{FleetID: FleetID{byte(small("fleet"))}, Members: []Replica{{ID: 1, HostID: 1, Birth: BirthInitial}}}
 	case 1, 2:
@@ -329,6 +329,10 @@ func drawCommand(t *rapid.T) Command {
 		return &StartMove{Shard: small("shard"), From: queue.ReplicaID(small("replica")), ToHost: small("host")}
 	case 11:
 		return &MoveReport{Shard: small("shard"), To: queue.ReplicaID(small("replica")), Event: MoveEvent(small("event"))}
+	case 12:
+		return &GrowQueue{Name: name, ExpectedID: small("id"), Partitions: uint32(small("partitions"))}
+	case 13:
+		return &GrowthReport{QueueID: small("id"), Growth: small("growth") + FirstQueueShard, Event: GrowthEvent(small("event"))}
 	default:
 		return &ReplicaReport{Shard: small("shard"), Replica: queue.ReplicaID(small("replica")), Kind: ReportKind(small("kind")), Nonce: small("nonce")}
 	}
@@ -371,6 +375,9 @@ func golden() map[string][]byte {
 		"delete-tenant":     Encode(&DeleteTenant{Name: "acme"}),
 		"create-token":      Encode(&CreateAccessToken{AccessToken{ID: 6, Hash: [32]byte{7}, Tenant: "acme", Roles: RoleProduce | RoleConsume, Name: "web"}}),
 		"revoke-token":      Encode(&RevokeAccessToken{ID: 6}),
+		"grow-queue":        Encode(&GrowQueue{Tenant: "default", Name: "orders", ExpectedID: 4, Partitions: 3}),
+		"growth-report":     Encode(&GrowthReport{QueueID: 4, Growth: 8, Event: GrowthCancelled}),
+		"view-growth":       EncodeView(goldenGrowth(v)),
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 
 // Command is one change of the catalog: *InitFleet, *RegisterHost, *CreateQueue, *ConfigureQueue, *DeleteQueue, *ReplicaReport,
 // *MoveQueue, *JoinHost, *CreateJoinToken, *DrainHost, *RemoveHost, *StartMove, *MoveReport, *PutTenant, *DeleteTenant,
-// *CreateAccessToken, *RevokeAccessToken.
+// *CreateAccessToken, *RevokeAccessToken, *GrowQueue, *GrowthReport.
 //
 // Encoded form: version byte, tag byte, fields. Decode never panics, allocates in proportion to its input, and refuses
 // trailing bytes and unknown versions and tags.
@@ -40,6 +40,9 @@ const (
 	tagDeleteTenant      = 25
 	tagCreateAccessToken = 26
 	tagRevokeAccessToken = 27
+
+	tagGrowQueue    = 32
+	tagGrowthReport = 33
 )
 
 // InitFleet gives the fleet its id, the key of its receipts, and the placement of the catalog itself. The first one wins; a
@@ -70,7 +73,7 @@ type CreateQueue struct {
 }
 
 // ConfigureQueue replaces a queue's options. Options.Version names the version that the change was decided on; the
-// partitions cannot change.
+// partitions change by GrowQueue only.
 type ConfigureQueue struct {
 	Tenant, Name string
 	ExpectedID   uint64
@@ -216,6 +219,10 @@ func (d *decoder) command(tag uint8) Command {
 		return &CreateAccessToken{Token: d.accessToken()}
 	case tagRevokeAccessToken:
 		return &RevokeAccessToken{ID: d.u64()}
+	case tagGrowQueue:
+		return &GrowQueue{Tenant: d.str(), Name: d.str(), ExpectedID: d.u64(), Partitions: d.u32()}
+	case tagGrowthReport:
+		return &GrowthReport{QueueID: d.u64(), Growth: d.u64(), Event: GrowthEvent(d.u8())}
 	case tagStartMove:
 		return &StartMove{Shard: d.u64(), From: queue.ReplicaID(d.u64()), ToHost: d.u64()}
 	case tagMoveReport:

@@ -65,13 +65,19 @@ func (s *State) moveQueue(c *MoveQueue, r *Result) (bool, *refusal) {
 	return true, nil
 }
 
-// drop deletes a queue; its hosts remove its replicas.
+// drop deletes a queue, with what it was growing by; its hosts remove its replicas.
 func (s *State) drop(q Queue) {
-	for _, shard := range q.Shards {
+	s.deleteShards(q.Shards)
+	s.deleteShards(s.d.growths[q.ID].Shards)
+	delete(s.d.growths, q.ID)
+	delete(s.d.queues, q.Key())
+}
+
+func (s *State) deleteShards(shards []uint64) {
+	for _, shard := range shards {
 		p := s.d.placements[shard]
 		p.Deleted = true
 		s.d.placements[shard] = p
 		delete(s.d.moves, shard)
 	}
-	delete(s.d.queues, q.Key())
 }

@@ -17,7 +17,9 @@ import (
 //  2. a queue's shards are placed, not deleted, and name it; a placement of a queue that is not deleted belongs to one;
 //  3. replica ids of a placement ascend from 1, and no two of its replicas that are not removed are on one host;
 //  4. a witness is never an initial member;
-//  5. a move is of a shard that is not deleted, between two of its replicas that are not out of it; and there are at most MaxMoves.
+//  5. a move is of a shard that is not deleted, between two of its replicas that are not out of it; and there are at most MaxMoves;
+//  6. a growth is of a queue, and its shards are placed, not deleted, and numbered as the queue's last partitions: behind the others
+//     until it is opened, among them from then on.
 type State struct {
 	d    data
 	view atomic.Pointer[View] // of the present version, or nil
@@ -43,6 +45,7 @@ type data struct {
 	joinTokens   map[uint64]JoinToken
 	tenants      map[uint64]Tenant
 	accessTokens map[uint64]AccessToken
+	growths      map[uint64]Growth // by queue id
 }
 
 // NewState returns the catalog of a fleet that does not exist yet.
@@ -62,6 +65,7 @@ func NewState() *State {
 		joinTokens:   make(map[uint64]JoinToken),
 		tenants:      make(map[uint64]Tenant),
 		accessTokens: make(map[uint64]AccessToken),
+		growths:      make(map[uint64]Growth),
 	}}
 }
 
@@ -125,6 +129,10 @@ func (s *State) apply(c Command, r *Result) (changed bool, _ *refusal) {
 		return s.createAccessToken(c)
 	case *RevokeAccessToken:
 		return s.revokeAccessToken(c)
+	case *GrowQueue:
+		return s.growQueue(c, r)
+	case *GrowthReport:
+		return s.reportGrowth(c, r)
 	case *StartMove:
 		return s.startMove(c)
 	case *MoveReport:
@@ -271,6 +279,9 @@ func compare(have, want Queue) *refusal {
 	if have.Options == options && have.Replicas == want.Replicas && have.Witnesses == want.Witnesses {
 		return nil
 	}
+	if options.Partitions != have.Options.Partitions {
+		return refuse(code.QueueExistsMismatch, "queue %s exists with other options: it has %d partitions, not %d (`tierq queue grow` gives a queue more)", have.Name, have.Options.Partitions, options.Partitions)
+	}
 	return refuse(code.QueueExistsMismatch, "queue %s exists with other options", have.Name)
 }
 
@@ -287,7 +298,7 @@ func (s *State) configureQueue(c *ConfigureQueue, r *Result) (bool, *refusal) {
 		return false, nil
 	}
 	if next.Partitions != q.Options.Partitions {
-		return false, refuse(code.InvalidArgument, "queue %s has %d partitions, which cannot change", q.Name, q.Options.Partitions)
+		return false, refuse(code.InvalidArgument, "queue %s has %d partitions: only `tierq queue grow` changes that", q.Name, q.Options.Partitions)
 	}
 	if c.Options.Version != q.Options.Version {
 		return false, refuse(code.MutationFenced, "the options of queue %s are at version %d, this was decided on %d", q.Name, q.Options.Version, c.Options.Version)
@@ -322,13 +333,7 @@ func (s *State) deleteQueue(c *DeleteQueue) (bool, *refusal) {
 		}
 		return false, refused
 	}
-	for _, shard := range q.Shards {
-		p := s.d.placements[shard]
-		p.Deleted = true
-		s.d.placements[shard] = p
-		delete(s.d.moves, shard)
-	}
-	delete(s.d.queues, q.Key())
+	s.drop(q)
 	return true, nil
 }
 
@@ -337,12 +342,8 @@ func (s *State) wasDeleted(queueID uint64) bool {
 	if queueID == 0 || queueID >= s.d.nextQueue {
 		return false
 	}
-	for _, q := range s.d.queues {
-		if q.ID == queueID {
-			return false
-		}
-	}
-	return true
+	_, exists := s.d.queueByID(queueID)
+	return !exists
 }
 
 func (s *State) reportReplica(c *ReplicaReport) (bool, *refusal) {
@@ -420,6 +421,9 @@ func (s *State) Check() error {
 				return fmt.Errorf("invariant 2: partition %d of queue %v is at shard %d, which is %+v", i, key, shard, p)
 			}
 		}
+	}
+	if err := s.checkGrowths(); err != nil {
+		return err
 	}
 	return s.checkMoves()
 }

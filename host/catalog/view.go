@@ -42,6 +42,7 @@ func (s *State) Seal() *View {
 		joinTokens:   maps.Clone(s.d.joinTokens),
 		tenants:      maps.Clone(s.d.tenants),
 		accessTokens: maps.Clone(s.d.accessTokens),
+		growths:      maps.Clone(s.d.growths),
 	})
 	s.view.Store(v)
 	return v
@@ -125,12 +126,7 @@ func (v *View) QueueOfShard(shard uint64) (Queue, bool) {
 	if !ok || p.QueueID == 0 || p.Deleted {
 		return Queue{}, false
 	}
-	for _, q := range v.d.queues {
-		if q.ID == p.QueueID {
-			return q, true
-		}
-	}
-	return Queue{}, false
+	return v.d.queueByID(p.QueueID)
 }
 
 // Placement returns where a shard's replicas live; also of a deleted shard, which it says.
