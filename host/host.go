@@ -58,6 +58,7 @@ type RaftHost struct {
 	book     *addressBook
 	gate     gate
 	lowSpace atomic.Bool // this host's disk is nearly full
+	raftLog  atomic.Pointer[wal.Log]
 
 	viewMu  sync.Mutex                   // orders changes of view
 	view    atomic.Pointer[catalog.View] // never nil
@@ -277,6 +278,7 @@ func (h *RaftHost) nodeHostConfig(dir string) (config.NodeHostConfig, error) {
 		ExecWorkers:       h.cfg.ExecWorkers,
 		LowSpaceBytes:     h.cfg.LowSpaceBytes,
 		OnLastEntry:       h.lastEntry,
+		OnOpen:            func(l *wal.Log) { h.raftLog.Store(l) },
 		OnSpace:           h.onSpace,
 		OnFailure:         func(err error) { h.log.Error("the Raft log failed, this host stops", zap.Error(err)) },
 		WitnessMembership: witness.Membership,
@@ -480,6 +482,21 @@ func (h *RaftHost) SelfReplica(shard uint64) (queue.ReplicaID, bool) {
 		return 0, false
 	}
 	return r.(*running).id, true
+}
+
+// LogMarks says how far the Raft log of a replica is on this host's disk. Commit is the commit index that this host knows; it may be
+// in memory only.
+type LogMarks struct{ Commit, Last, Snapshot uint64 }
+
+// LogMarks returns those of this host's replica of a shard, at one moment; false if it has none, or the log is not wal's own kind.
+func (h *RaftHost) LogMarks(shard uint64) (LogMarks, bool) {
+	l := h.raftLog.Load()
+	id, ok := h.SelfReplica(shard)
+	if l == nil || !ok {
+		return LogMarks{}, false
+	}
+	r, ok := l.Replica(shard, uint64(id))
+	return LogMarks{Commit: r.Commit, Last: r.Last, Snapshot: r.SnapshotIndex}, ok
 }
 
 // Stamp returns the time to put into a command for a shard: the greater of the accepted wall clock, and the shard's clock as

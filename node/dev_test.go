@@ -73,6 +73,7 @@ func TestDevFleet(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, res[0].Err)
 	require.Equal(t, code.InvalidReceipt, res[1].Err.(*code.Error).Code)
+	requireSound(ctx, t, d)
 	one, err := d.Nodes[0].Digest(ctx, "orders", 0)
 	require.NoError(t, err)
 	require.NoError(t, d.Close())
@@ -94,6 +95,28 @@ func TestDevFleet(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, one.Shard, two.Shard)
 	require.GreaterOrEqual(t, two.Applied, one.Applied)
+}
+
+// requireSound checks on live stats what `tierq doctor` checks.
+func requireSound(ctx context.Context, t *testing.T, d *Dev) {
+	t.Helper()
+	for _, n := range d.Nodes[:2] {
+		v, err := n.stats(ctx, "orders")
+		require.NoError(t, err)
+		p := v.(QueueStats).Partitions[0]
+		require.True(t, p.Here)
+		require.Positive(t, p.LogCommit)
+		require.LessOrEqual(t, p.LogCommit, p.LogLast)
+		require.LessOrEqual(t, p.LogSnapshot, p.LogLast)
+		require.LessOrEqual(t, p.Applied, p.LogLast)
+		for _, g := range p.Groups {
+			c := g.Counters
+			require.Equal(t, c.Assigned, c.Unfinished+c.Acked+c.Dead+c.Exported+c.Expired+c.Purged+c.Cancelled)
+			if g.AtHome != nil {
+				require.LessOrEqual(t, g.AtHome.Leased, int(g.MaxInFlight))
+			}
+		}
+	}
 }
 
 // publishAnywhere tries the full hosts until one leads.

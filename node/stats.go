@@ -36,6 +36,9 @@ type PartitionStats struct {
 	QuorumState int            `json:"quorum_state"`
 	DataCopies  int            `json:"data_copies"` // known at the leader's host only
 	Applied     uint64         `json:"applied"`
+	LogCommit   uint64         `json:"log_commit"` // the Raft log's marks, read after the rest; all 0 where they are not known
+	LogLast     uint64         `json:"log_last"`
+	LogSnapshot uint64         `json:"log_snapshot"`
 	Clock       uint64         `json:"clock_unix_ms"`
 	Last        uint64         `json:"last_address"`
 	Line        uint64         `json:"line"`
@@ -56,6 +59,7 @@ type GroupStats struct {
 	Floor          uint64              `json:"floor"`
 	WatermarkBytes int                 `json:"watermark_bytes"`
 	MaxInFlight    uint32              `json:"max_in_flight"`
+	MaxPerConsumer uint32              `json:"max_in_flight_per_consumer"` // 0: no limit of its own
 	Counters       queue.GroupCounters `json:"counters"`
 	AtHome         *home.GroupStats    `json:"at_home,omitempty"`
 	// DeadLetterQueue is where dead letters go on to, Exports how many are on their way or wait for it.
@@ -137,7 +141,7 @@ func (n *Node) fillPartition(p *PartitionStats, d *desk) {
 	for _, g := range groups {
 		gs := GroupStats{
 			Name: g.Name, ID: uint64(g.ID), HomeReplica: uint64(g.Home), Epoch: uint64(g.Epoch), Start: uint64(g.Start), Floor: uint64(g.Floor),
-			WatermarkBytes: g.WatermarkBytes, MaxInFlight: g.Config.MaxInFlight, Counters: g.Counters,
+			WatermarkBytes: g.WatermarkBytes, MaxInFlight: g.Config.MaxInFlight, MaxPerConsumer: g.Config.MaxInFlightPerConsumer, Counters: g.Counters,
 		}
 		if h, ok := n.view().HostOf(d.shard, g.Home); ok {
 			gs.HomeHost = h.ID
@@ -150,6 +154,9 @@ func (n *Node) fillPartition(p *PartitionStats, d *desk) {
 			gs.Parked = &ParkedStats{Code: x.Code.String(), Text: x.Text, ForMs: uint64(x.For.Milliseconds()), Address: uint64(x.Address), DeadLetterQueue: x.Queue}
 		}
 		p.Groups = append(p.Groups, gs)
+	}
+	if m, ok := n.raft.LogMarks(d.shard); ok {
+		p.LogCommit, p.LogLast, p.LogSnapshot = m.Commit, m.Last, m.Snapshot
 	}
 }
 

@@ -569,6 +569,17 @@ func (l *Log) EntryBytes(shardID, replicaID uint64) int64 {
 	return r.entryBytes()
 }
 
+// Replica returns what the log knows of a replica, at one moment; false if it holds nothing of it.
+func (l *Log) Replica(shardID, replicaID uint64) (ReplicaReport, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.replicas[replicaKey{shardID, replicaID}]
+	if r == nil || r.m.removed {
+		return ReplicaReport{}, false
+	}
+	return r.report(), true
+}
+
 func (r *replica) entryBytes() int64 {
 	n := int64(0)
 	for i := range r.spans {

@@ -24,6 +24,9 @@ type (
 		Applied   uint64       `json:"applied"`
 		Last      uint64       `json:"last_address"`
 		Line      uint64       `json:"line"`
+		Commit    uint64       `json:"log_commit"`
+		LogLast   uint64       `json:"log_last"`
+		Snapshot  uint64       `json:"log_snapshot"`
 		Groups    []groupStats `json:"groups"`
 	}
 	groupStats struct {
@@ -34,6 +37,7 @@ type (
 		Start       uint64        `json:"start"`
 		Floor       uint64        `json:"floor"`
 		MaxInFlight uint64        `json:"max_in_flight"`
+		MaxConsumer uint64        `json:"max_in_flight_per_consumer"`
 		Exports     uint64        `json:"exports"`
 		Counters    groupCounters `json:"counters"`
 		AtHome      *atHome       `json:"at_home"`
@@ -44,7 +48,13 @@ type (
 	atHome struct {
 		Epoch            uint64
 		Leased, Retrying uint64
+		Unresolved       uint64
 		State            json.RawMessage
+		Consumers        []consumerStats
+	}
+	consumerStats struct {
+		Name   string
+		Leased uint64
 	}
 )
 
@@ -104,6 +114,7 @@ type seenGroup struct {
 
 func (d *doctor) examinePartition(st *queueStats, p partitionStats, seen map[string]seenGroup, homes map[string]uint64) {
 	at := fmt.Sprintf("host %d %s/%d", st.Host, st.Queue, p.Partition)
+	d.examineLog(at, p)
 	d.check("line", at, p.Line <= p.Last+1, resultFail, "the reclaim line %d lies above the last address %d", p.Line, p.Last)
 	for _, g := range p.Groups {
 		subject := at + " " + g.Name
@@ -125,12 +136,37 @@ func (d *doctor) examinePartition(st *queueStats, p partitionStats, seen map[str
 		}
 		seen[key] = mine
 		if g.AtHome != nil {
-			limit := g.MaxInFlight
-			d.check("ledger", subject, limit == 0 || g.AtHome.Leased <= limit, resultFail, "%d leased, at most %d are allowed", g.AtHome.Leased, limit)
+			d.examineLedger(subject, g)
 			epoch := fmt.Sprintf("%s %d epoch %d", name, g.ID, g.AtHome.Epoch)
 			other, taken := homes[epoch]
 			d.check("one-home", name, !taken || other == st.Host, resultFail, "hosts %d and %d both are its home in epoch %d", other, st.Host, g.AtHome.Epoch)
 			homes[epoch] = st.Host
 		}
 	}
+}
+
+// examineLog checks the marks of a replica's Raft log, which are read at one moment, after the applied index: none of them may lie
+// above the last entry, or entries are gone that this host has answered for.
+func (d *doctor) examineLog(at string, p partitionStats) {
+	if p.LogLast == 0 {
+		return // not known
+	}
+	d.check("commit", at, p.Commit <= p.LogLast, resultFail, "index %d is committed, and the log ends at %d", p.Commit, p.LogLast)
+	d.check("snapshot", at, p.Snapshot <= p.LogLast, resultFail, "the snapshot is at index %d, and the log ends at %d", p.Snapshot, p.LogLast)
+	d.check("applied", at, p.Applied <= p.LogLast, resultFail, "index %d is applied, and the log ends at %d", p.Applied, p.LogLast)
+}
+
+// examineLedger checks what a group's home has handed out. The ledger is read a moment after the counters, and takes up later what
+// apply has finished, hence the unresolved ones, and the warning.
+func (d *doctor) examineLedger(subject string, g groupStats) {
+	h := g.AtHome
+	const lowered = "%d leased, at most %d are allowed: unless the limit was lowered a moment ago, report it"
+	d.check("ledger", subject, g.MaxInFlight == 0 || h.Leased <= g.MaxInFlight, resultFail, lowered, h.Leased, g.MaxInFlight)
+	d.check("leases", subject, h.Leased <= g.Counters.Unfinished+h.Unresolved, resultWarn, "%d leased of %d unfinished: look again", h.Leased, g.Counters.Unfinished)
+	held := uint64(0)
+	for _, c := range h.Consumers {
+		held += c.Leased
+		d.check("consumers", subject+" "+c.Name, g.MaxConsumer == 0 || c.Leased <= g.MaxConsumer, resultFail, lowered, c.Leased, g.MaxConsumer)
+	}
+	d.check("consumers", subject, held <= h.Leased, resultFail, "the consumers hold %d, the group %d", held, h.Leased)
 }

@@ -344,8 +344,8 @@ func TestDoctor(t *testing.T) {
 	s.ok("queue", "create", "q")
 	s.ok("group", "create", "q", "g")
 	s.ok("send", "q", "x")
-	stats := `{"queue":"q","host":%d,"partitions":[{"partition":0,"here":true,"applied":9,"last_address":1,"line":0,"groups":[
-		{"name":"g","id":1,"home_replica":%d,"epoch":1,"start":1,"floor":0,"max_in_flight":1,"counters":{"Assigned":1,"Unfinished":1},"at_home":%s}]}]}`
+	stats := `{"queue":"q","host":%d,"partitions":[{"partition":0,"here":true,"applied":9,"log_commit":9,"log_last":9,"log_snapshot":5,"last_address":1,"line":0,"groups":[
+		{"name":"g","id":1,"home_replica":%d,"epoch":1,"start":1,"floor":0,"max_in_flight":1,"max_in_flight_per_consumer":1,"counters":{"Assigned":1,"Unfinished":1},"at_home":%s}]}]}`
 	admin := func(body string) string {
 		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			require.Equal(t, "/stats?queue=q", r.URL.String())
@@ -354,7 +354,7 @@ func TestDoctor(t *testing.T) {
 		t.Cleanup(srv.Close)
 		return srv.Listener.Addr().String()
 	}
-	home := `{"Epoch":1,"Leased":1,"Retrying":0,"State":0}`
+	home := `{"Epoch":1,"Leased":1,"Retrying":0,"State":0,"Consumers":[{"Name":"c","Leased":1}]}`
 	a1, a2 := admin(fmt.Sprintf(stats, 1, 1, home)), admin(fmt.Sprintf(stats, 2, 1, "null"))
 	out := s.ok("doctor", "q", "--admin", a1+","+a2)
 	require.NotContains(t, out, "fail")
@@ -362,12 +362,16 @@ func TestDoctor(t *testing.T) {
 		require.True(t, slices.ContainsFunc(strings.Split(out, "\n"), func(l string) bool { return strings.HasPrefix(l, check+" ") }), "%s in %s", check, out)
 	}
 
-	bad := admin(strings.Replace(fmt.Sprintf(stats, 2, 2, `{"Epoch":1,"Leased":7}`), `"Assigned":1`, `"Assigned":3`, 1))
+	bad := admin(strings.NewReplacer(`"Assigned":1`, `"Assigned":3`, `"log_commit":9,"log_last":9,"log_snapshot":5`, `"log_commit":9,"log_last":4,"log_snapshot":5`).
+		Replace(fmt.Sprintf(stats, 2, 2, `{"Epoch":1,"Leased":7,"Consumers":[{"Name":"c","Leased":8}]}`)))
 	out, _, exit := s.run("doctor", "q", "--admin", a1+","+bad)
 	require.Equal(t, exitRefused, exit)
-	for _, check := range []string{"sums", "agree", "one-home", "ledger"} {
+	for _, check := range []string{"sums", "agree", "one-home", "ledger", "commit", "snapshot", "applied", "consumers"} {
 		require.Regexp(t, `(?m)^`+check+` +fail`, out)
 	}
+	require.Regexp(t, `(?m)^consumers +fail .* at most 1 are allowed`, out)
+	require.Regexp(t, `(?m)^consumers +fail .* the consumers hold 8, the group 7`, out)
+	require.Regexp(t, `(?m)^leases +warn .* 7 leased of 1 unfinished`, out)
 	out, _, exit = s.run("doctor", "--admin", "127.0.0.1:1")
 	require.Equal(t, exitOK, exit)
 	require.Regexp(t, `(?m)^stats +warn`, out)
