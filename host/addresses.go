@@ -77,6 +77,23 @@ func (b *addressBook) addressesLocked(hostID uint64) (raft, peer string, ok bool
 	return "", "", false
 }
 
+// hostAt returns the host whose Raft address it is.
+func (b *addressBook) hostAt(address string) (hostID uint64, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for id := range b.listed {
+		if raft, _, ok := b.addressesLocked(id); ok && raft == address {
+			return id, true
+		}
+	}
+	for id, h := range b.known {
+		if h.RaftAddr == address {
+			return id, true
+		}
+	}
+	return 0, false
+}
+
 // peer returns the address of a host's peer API.
 func (b *addressBook) peer(hostID uint64) (string, bool) {
 	b.mu.Lock()

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"slices"
 	"strconv"
 	"time"
 
+	"github.com/lni/dragonboat/v4/raftio"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
@@ -53,6 +55,9 @@ type Config struct {
 	// TLS, if not nil, protects the Raft port and the peer API: every host shows a certificate that the others' roots trust,
 	// for the names or addresses in Hosts. The caller keeps it current (Store.Watch). All hosts have it, or none.
 	TLS *certs.Store
+
+	// Faults, if not nil, stands in the way of what this host sends to the others. Tests only: no configuration leads here.
+	Faults Faults
 
 	// Installer streams the state of a full replica to one that is behind its leader's log. Without one, a host can
 	// neither send nor take a whole state.
@@ -134,6 +139,14 @@ type Config struct {
 	// OnPoisoned is called when a replica of this host was stopped because it cannot apply a committed entry. It stays so
 	// until the host starts again.
 	OnPoisoned func(shard uint64, err error)
+}
+
+// Faults is a broken network, as package faultnet has it.
+type Faults interface {
+	// Raft stands before a transport. hostAt says whose a Raft address is.
+	Raft(from uint64, under raftio.ITransport, hostAt func(address string) (hostID uint64, ok bool)) raftio.ITransport
+	// Peer stands before what calls the peer API of another host.
+	Peer(from, to uint64, under http.RoundTripper) http.RoundTripper
 }
 
 // EnsureDefaults fills in the fields that have a default and are zero.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -206,6 +207,12 @@ func (h *RaftHost) openPeers() (err error) {
 			return inUse("peer", address, err)
 		}
 	}
+	var through func(uint64, http.RoundTripper) http.RoundTripper
+	if h.cfg.Faults != nil {
+		through = func(to uint64, rt http.RoundTripper) http.RoundTripper {
+			return h.cfg.Faults.Peer(h.cfg.HostID, to, rt)
+		}
+	}
 	h.peers = peer.New(peer.Config{
 		HostID:   h.cfg.HostID,
 		Listener: listener,
@@ -217,6 +224,7 @@ func (h *RaftHost) openPeers() (err error) {
 		Silence:  h.cfg.Silence,
 		Logger:   h.log,
 		TLS:      h.cfg.TLS,
+		Through:  through,
 	})
 	h.clock = newClock(h.cfg.WallClock, h.cfg.BootClock, h.peers.ClockOffsets)
 	return nil

@@ -34,10 +34,15 @@ func newTCPTransport(nhc config.NodeHostConfig, requests raftio.MessageHandler, 
 
 // Create implements config.TransportFactory.
 func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHandler, chunks raftio.ChunkHandler) raftio.ITransport {
+	var under raftio.ITransport
 	if t.h.cfg.TLS == nil {
-		return &holdingTransport{ITransport: newTCPTransport(nhc, requests, chunks), h: t.h}
+		under = newTCPTransport(nhc, requests, chunks)
+	} else {
+		under = raftnet.New(raftnet.Options{Listen: nhc.GetListenAddress(), TLS: t.h.cfg.TLS, Logger: t.h.log}, requests, chunks)
 	}
-	under := raftnet.New(raftnet.Options{Listen: nhc.GetListenAddress(), TLS: t.h.cfg.TLS, Logger: t.h.log}, requests, chunks)
+	if t.h.cfg.Faults != nil {
+		under = t.h.cfg.Faults.Raft(t.h.cfg.HostID, under, t.h.book.hostAt)
+	}
 	return &holdingTransport{ITransport: under, h: t.h}
 }
 

@@ -72,7 +72,7 @@ type Backend interface {
 	CopiesEnded(hostID uint64)
 }
 
-// Config says how Peers is made; all fields are required.
+// Config says how Peers is made; all fields but the last two are required.
 type Config struct {
 	HostID   uint64
 	Listener net.Listener // closed by Close
@@ -84,6 +84,9 @@ type Config struct {
 	Wall     func() time.Time
 	Logger   *zap.Logger
 	TLS      *certs.Store // nil: plain text. Else mutual, with one CA for all hosts
+
+	// Through, if not nil, is what calls to a host go through before they are sent: a test's broken network.
+	Through func(hostID uint64, under http.RoundTripper) http.RoundTripper
 }
 
 // Peers is one host's side of the peer API. Its methods may be called from any goroutine.
@@ -209,7 +212,7 @@ func (p *Peers) Client(hostID uint64) (httpClient *http.Client, baseURL string) 
 	defer p.mu.Unlock()
 	c, ok := p.clients[hostID]
 	if !ok {
-		c = &http.Client{Transport: &dialer{p: p, hostID: hostID}}
+		c = &http.Client{Transport: p.dialer(hostID, "")}
 		p.clients[hostID] = c
 	}
 	return c, "http://host-" + strconv.FormatUint(hostID, 10)
@@ -223,7 +226,7 @@ func (p *Peers) Service(hostID uint64) peerv1connect.PeerServiceClient {
 
 // HelloAt asks who answers at an address; it must be the host. Its errors are *code.Error.
 func (p *Peers) HelloAt(ctx context.Context, hostID uint64, address string) (*peerv1.HelloResponse, error) {
-	c := &http.Client{Transport: &dialer{p: p, hostID: hostID, address: address}}
+	c := &http.Client{Transport: p.dialer(hostID, address)}
 	resp, err := peerv1connect.NewPeerServiceClient(c, "http://"+address).Hello(ctx, connect.NewRequest(&peerv1.HelloRequest{}))
 	if err != nil {
 		return nil, FromConnect(err)
@@ -236,6 +239,15 @@ type dialer struct {
 	p       *Peers
 	hostID  uint64
 	address string // "": where Config.Address says
+	under   http.RoundTripper
+}
+
+func (p *Peers) dialer(hostID uint64, address string) *dialer {
+	d := &dialer{p: p, hostID: hostID, address: address, under: p.transport}
+	if p.cfg.Through != nil {
+		d.under = p.cfg.Through(hostID, p.transport)
+	}
+	return d
 }
 
 func (d *dialer) locate() (string, bool) {
@@ -256,7 +268,7 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 		out.URL.Scheme = "https"
 	}
 	d.p.sign(out.Header)
-	resp, err := d.p.transport.RoundTrip(out)
+	resp, err := d.under.RoundTrip(out)
 	if err != nil {
 		return nil, err
 	}

@@ -43,6 +43,7 @@ var rules = map[string]rule{
 	"host/peer":                         {ours: []string{"queue/certs", "wal", "witness", "queue", "queue/code", "queue/store", "queue/replica", "host/catalog", "host/peer/..."}, dragonboat: true},
 	"host/raftnet":                      {ours: []string{"queue/certs"}, dragonboat: true},
 	"host/freeport":                     {},
+	"host/faultnet":                     {dragonboat: true},
 	"host/peer/peerv1":                  {},
 	"host/peer/peerv1/peerv1connect":    {ours: []string{"host/peer/peerv1"}},
 	"node/api":                          {ours: []string{"queue", "queue/code", "queue/api/...", "host/peer"}},
