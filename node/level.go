@@ -34,7 +34,7 @@ const (
 // quorumLevel is what a shard's leader knows of its quorum. Times are boot times. Safe for concurrent use.
 //
 // Invariants: (1) it becomes read-only only by a proposal older than quorumAckTimeout; (2) it leaves that only by a barrier
-// that committed within barrierWithin, or with the leadership; (3) soft lasts until nothing has lagged for softHold.
+// that committed within barrierWithin, or with the leadership; (3) soft lasts until nothing has lagged for softHold, once it was healthy.
 type quorumLevel struct {
 	mu       sync.Mutex
 	next     uint64
@@ -42,6 +42,7 @@ type quorumLevel struct {
 	readOnly bool
 	laggedAt time.Duration
 	lagged   bool
+	settled  bool   // nothing lagged at some time of this leadership
 	bytes    uint64 // proposed and committed in all
 	samples  []commitSample
 }
@@ -120,18 +121,19 @@ func (l *quorumLevel) elected() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.pending)
-	l.readOnly, l.lagged, l.samples = false, false, nil
+	l.readOnly, l.lagged, l.settled, l.samples = false, false, false, nil
 }
 
-// soft notes whether a full replica lags now, and says whether the shard counts as soft.
+// soft notes whether a full replica lags now, and says whether the shard counts as soft. A leader that has just been elected, as that of a
+// new queue, has not heard of the others yet: the first time that nothing lags makes it healthy at once.
 func (l *quorumLevel) soft(lags bool, now time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case lags:
 		l.lagged, l.laggedAt = true, now
-	case l.lagged && now-l.laggedAt >= softHold:
-		l.lagged = false
+	case !l.settled || now-l.laggedAt >= softHold:
+		l.lagged, l.settled = false, true
 	}
 	return l.lagged
 }

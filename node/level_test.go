@@ -67,6 +67,12 @@ func TestQuorumLevelSoftHolds(t *testing.T) {
 	}
 	require.True(t, l.soft(false, 2400*ms+softHold-1))
 	require.False(t, l.soft(false, 2400*ms+softHold))
+
+	l.elected()
+	require.True(t, l.soft(true, 4000*ms), "nobody has told anything yet")
+	require.False(t, l.soft(false, 4001*ms), "nothing to hold")
+	require.True(t, l.soft(true, 4002*ms))
+	require.True(t, l.soft(false, 4003*ms))
 }
 
 // TestQuorumLevelSoftGap: entries, bytes and time each make a replica lag.
