@@ -40,10 +40,15 @@ func (e *Reject) Error() string { return "reject: " + e.Reason }
 type ConsumeOptions struct {
 	// Concurrency is how many handlers run at once. Defaults to 1.
 	Concurrency int
-	// MaxInFlight bounds the messages leased at once: those that handlers work on, and those that wait for one. Defaults to
-	// Concurrency; more hides the way to the host behind short work. A queue of several partitions divides it among them,
-	// with at least one for each.
+	// MaxInFlight bounds the messages leased at once: those that handlers work on, and those that wait for one, which hides
+	// the way to the host behind short work. At least Concurrency. Defaults to 256, and no more than Ahead says; one that is
+	// set is used whole, unless Ahead is set too. A queue of several partitions divides it among them, with at least one for
+	// each.
 	MaxInFlight int
+	// Ahead bounds what waits for a handler by time: no more messages than the handlers finish in it, as fast as they were
+	// lately, and at first none. One that has waited twice as long is given back without counting, for any consumer. Defaults
+	// to 250 ms; below 0 there is no such bound.
+	Ahead time.Duration
 	// MaxInFlightBytes bounds the bodies and keys of those that wait, but for one message whatever its size. Defaults to 2 MiB.
 	MaxInFlightBytes int
 	// Wait is one long poll, at most 20 s, with hosts that do not stream. Defaults to 5 s.
@@ -63,9 +68,19 @@ type ConsumeOptions struct {
 	OnSettled func(d *Delivery, s Settled)
 }
 
+const (
+	defaultWindow = 256
+	defaultAhead  = 250 * time.Millisecond
+)
+
 func (o *ConsumeOptions) ensureDefaults() {
 	orInt(&o.Concurrency, 1)
+	if o.MaxInFlight > 0 && o.Ahead == 0 {
+		o.Ahead = -1
+	}
+	orInt(&o.MaxInFlight, defaultWindow)
 	o.MaxInFlight = max(o.MaxInFlight, o.Concurrency)
+	orDuration(&o.Ahead, defaultAhead)
 	orInt(&o.MaxInFlightBytes, 2<<20)
 	orDuration(&o.Wait, defaultWait)
 	orDuration(&o.DrainTimeout, 30*time.Second)
@@ -90,9 +105,10 @@ type consumer struct {
 	h            Handler
 	o            ConsumeOptions
 	lanes        []*lane
-	work         chan *job // has room for all that may be leased
+	stopped      <-chan struct{} // closed: no handler starts any more
+	backlog      *backlog
+	pace         *pace
 	workers      sync.WaitGroup
-	stopped      <-chan struct{} // closed before work is: no handler starts any more
 	leases       *leases
 }
 
@@ -102,6 +118,7 @@ type job struct {
 	lane    *lane
 	session *session // nil: it was polled
 	size    int
+	came    time.Time
 
 	// Guarded by the leases' mu.
 	due  time.Time // when its lease is to be lengthened
@@ -117,21 +134,24 @@ func (l *consumer) run(ctx context.Context) error {
 	serving, stop := context.WithCancel(ctx)
 	defer stop()
 	l.stopped = serving.Done()
-	l.divide(int(n))
-	l.leases = newLeases(l)
+	l.backlog, l.pace, l.leases = newBacklog(), newPace(l), newLeases(l)
+	defer context.AfterFunc(serving, l.backlog.stop)()
+	l.makeLanes(int(n))
 	keeping := l.leases.start()
+	pacing := l.pace.start()
 	handlers, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	for range l.o.Concurrency {
-		l.workers.Add(1)
-		go l.worker(handlers)
+	for i := range l.o.Concurrency {
+		l.workers.Go(func() { l.worker(handlers, i) })
 	}
 	err = l.serve(serving, stop)
-	close(l.work)
+	stop()
+	l.backlog.stop()
 	var releasing sync.WaitGroup
 	l.releaseQueued(&releasing)
 	l.drain(cancel)
 	releasing.Wait()
+	pacing()
 	for _, n := range l.lanes {
 		n.acks.wait()
 	}
@@ -158,17 +178,25 @@ func (l *consumer) partitions(ctx context.Context) (uint32, error) {
 	}
 }
 
-// divide makes a lane for each of n partitions and divides what may be in flight among them.
-func (l *consumer) divide(n int) {
-	total := max(l.o.MaxInFlight, n)
+// makeLanes makes a lane for each of n partitions.
+func (l *consumer) makeLanes(n int) {
 	for p := range n {
+		l.lanes = append(l.lanes, newLane(l, uint32(p), 0, max(l.o.MaxInFlightBytes/n, 1)))
+	}
+	l.divide(l.pace.target)
+}
+
+// divide divides what may be in flight among the lanes, with at least one for each.
+func (l *consumer) divide(total int) {
+	n := len(l.lanes)
+	total = max(total, n)
+	for i, lane := range l.lanes {
 		window := total / n
-		if p < total%n {
+		if i < total%n {
 			window++
 		}
-		l.lanes = append(l.lanes, newLane(l, uint32(p), window, max(l.o.MaxInFlightBytes/n, 1)))
+		lane.resize(window)
 	}
-	l.work = make(chan *job, total)
 }
 
 // serve runs the lanes until ctx ends or one of them has nothing to go on with, which ends all.
@@ -224,33 +252,38 @@ func worthWaiting(e *code.Error) bool {
 	return false
 }
 
-func (l *consumer) worker(ctx context.Context) {
-	defer l.workers.Done()
+func (l *consumer) worker(ctx context.Context, i int) {
 	for {
 		select {
 		case <-l.stopped:
 			return
 		default:
 		}
-		select {
-		case <-l.stopped:
+		j := l.backlog.pop()
+		if j == nil {
 			return
-		case j, ok := <-l.work:
-			if !ok {
-				return
-			}
-			l.handle(ctx, j)
-			j.lane.free(j)
 		}
+		l.pace.begin(i)
+		l.handle(ctx, j)
+		l.pace.end(i)
+		j.lane.free(j)
 	}
 }
 
-// releaseQueued gives back what no handler will see, all of a lane together and at most for DrainTimeout; what cannot be told
-// by then comes again when its lease runs out. l.work is closed, and the workers take nothing more from it.
+// releaseQueued gives back what no handler will see.
 func (l *consumer) releaseQueued(calls *sync.WaitGroup) {
-	queued := map[*lane][]*job{}
-	for j := range l.work {
+	js := l.backlog.rest()
+	for _, j := range js {
 		l.leases.drop(j)
+	}
+	l.release(js, calls)
+}
+
+// release gives messages back without counting, all of a lane together and at most for DrainTimeout; what cannot be told by then
+// comes again when its lease runs out.
+func (l *consumer) release(js []*job, calls *sync.WaitGroup) {
+	queued := map[*lane][]*job{}
+	for _, j := range js {
 		queued[j.lane] = append(queued[j.lane], j)
 	}
 	for n, js := range queued {

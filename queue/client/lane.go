@@ -27,12 +27,12 @@ import (
 type lane struct {
 	l       *consumer
 	number  uint32
-	window  int
 	windowB int
 	acks    *acker
 	readers sync.WaitGroup
 
 	mu        sync.Mutex
+	window    int
 	held      int
 	heldB     int
 	older     int // of held, what the present session has not brought
@@ -214,7 +214,8 @@ func (n *lane) open(ctx context.Context, l *link) (*session, *code.Error) {
 	messages, bytes := n.windowLocked(n.held, n.heldB)
 	n.mu.Unlock()
 	start := &tierqv1.ConsumeStart{
-		Queue: n.l.queue, Partition: proto.Uint32(n.number), Group: n.l.group, Consumer: n.l.o.Consumer, WindowMessages: messages, WindowBytes: bytes,
+		Queue: n.l.queue, Partition: proto.Uint32(n.number), Group: n.l.group, Consumer: n.l.o.Consumer,
+		WindowMessages: max(messages, 1), WindowBytes: bytes, // 0 would be the host's default; begin says what is so
 	}
 	if n.l.o.Lease > 0 {
 		start.LeaseMs = proto.Uint64(wireMillis(n.l.o.Lease))
@@ -267,8 +268,9 @@ func (n *lane) take(s *session, ms []*tierqv1.Message) {
 	if n.stopping {
 		return // the stream's end releases them; a poll's messages come again
 	}
+	now := n.l.c.opts.Clock.Now()
 	for _, m := range ms {
-		j := &job{Delivery: deliveryOf(m), lane: n, session: s, size: len(m.Body) + len(m.Key)}
+		j := &job{Delivery: deliveryOf(m), lane: n, session: s, size: len(m.Body) + len(m.Key), came: now}
 		n.held++
 		n.heldB += j.size
 		if s == nil || s != n.session {
@@ -276,7 +278,9 @@ func (n *lane) take(s *session, ms []*tierqv1.Message) {
 			n.olderB += j.size
 		}
 		n.l.leases.add(j)
-		n.l.work <- j
+		if n.l.backlog.push(j) {
+			n.l.pace.came()
+		}
 	}
 }
 
@@ -292,11 +296,31 @@ func (n *lane) free(j *job) {
 		n.olderB -= j.size
 	}
 	n.mu.Unlock()
+	n.tellRoom()
+	if older && s != nil {
+		n.grow(s)
+	}
+}
+
+func (n *lane) tellRoom() {
 	select {
 	case n.room <- struct{}{}:
 	default:
 	}
-	if older && s != nil {
+}
+
+// resize sets the lane's window.
+func (n *lane) resize(window int) {
+	n.mu.Lock()
+	same := n.window == window
+	n.window = window
+	s := n.session
+	n.mu.Unlock()
+	if same {
+		return
+	}
+	n.tellRoom()
+	if s != nil {
 		n.grow(s)
 	}
 }
