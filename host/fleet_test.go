@@ -18,7 +18,7 @@ import (
 )
 
 // patience bounds every wait for something that must happen.
-const patience = 30 * time.Second
+const patience = 90 * time.Second
 
 // testFleet is several hosts in this process, on loopback.
 type testFleet struct {
