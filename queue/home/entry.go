@@ -31,6 +31,7 @@ type entry struct {
 	live      bool // leased: handed out, neither given back nor recorded as run out
 	recorded  bool // a record of the lease was proposed, so apply has it or may yet have it
 	kept      bool // apply has it
+	unseen    bool // its consumer broke off before a handler had it: to run out counts nothing
 	dead      bool // a dead letter that is only here for its unresolved command
 
 	lease    queue.LeaseName // the present lease, or the last one if it ran out and nobody has had the message since

@@ -148,7 +148,7 @@ func (l *Ledger) load(e *entry, stamp queue.Stamp) (queue.StoredMessage, bool, e
 func (l *Ledger) lend(e *entry, m queue.StoredMessage, t take, now time.Duration, stamp queue.Stamp) Delivery {
 	l.number++
 	e.lease, e.recorded, e.kept = queue.LeaseName{Epoch: l.epoch, Number: l.number}, false, false
-	e.handed, e.touched, e.deadline = now, now, now+t.lease
+	e.handed, e.touched, e.deadline, e.unseen = now, now, now+t.lease, false
 	if e.first == 0 {
 		e.first = stamp
 	}
@@ -197,6 +197,10 @@ func (l *Ledger) runOut(now time.Duration, stamp queue.Stamp) {
 		return
 	}
 	for e := l.leases.peek(); e != nil && e.deadline <= now; e = l.leases.peek() {
+		if e.unseen {
+			l.lapse(e, now)
+			continue
+		}
 		l.fail(e, ranOut, nil, now, stamp).runOut = true
 	}
 }

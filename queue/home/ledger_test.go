@@ -31,7 +31,8 @@ type ledgerWorld struct {
 	holder  map[queue.Address]*Delivery
 	acked   map[queue.Address]bool // answered OK
 	calls   []*pending
-	redrove map[string]bool // keys that have had a redriven message: their order is free
+	redrove map[string]bool                   // keys that have had a redriven message: their order is free
+	unseen  map[queue.LeaseName]time.Duration // leases that no handler has seen: their deadlines
 }
 
 // worldState is a shard's state that applies commands.
@@ -52,7 +53,8 @@ type pending struct {
 const worldGroup = queue.GroupID(1)
 
 func newLedgerWorld(t *rapid.T, open func(queue.QueueOptions) worldState) *ledgerWorld {
-	w := &ledgerWorld{t: t, holder: map[queue.Address]*Delivery{}, acked: map[queue.Address]bool{}, redrove: map[string]bool{}}
+	w := &ledgerWorld{t: t, holder: map[queue.Address]*Delivery{}, acked: map[queue.Address]bool{}, redrove: map[string]bool{},
+		unseen: map[queue.LeaseName]time.Duration{}}
 	o := queue.QueueOptions{}
 	if rapid.Bool().Draw(t, "keyed") {
 		o.Ordering = queue.OrderKey
@@ -128,7 +130,7 @@ func (w *ledgerWorld) look(p *pending) {
 		require.True(w.t, done, "%s: an ack was answered OK and the message is not finished", a)
 		w.acked[a] = true
 		delete(w.holder, a)
-	case res.Code == code.OK && p.kind != "extend", p.kind == "release" && res.Effect == code.EffectMaybe:
+	case res.Code == code.OK && p.kind != "extend" && p.kind != "unseen", p.kind == "release" && res.Effect == code.EffectMaybe:
 		w.letGo(p.d)
 	}
 }
@@ -165,7 +167,7 @@ func (w *ledgerWorld) checkDelivery(d *Delivery) {
 	require.Equal(w.t, st.Round, d.Round)
 	require.LessOrEqual(w.t, st.NotBefore, w.stamp(), "%s: before its time", a)
 	require.LessOrEqual(w.t, d.Message.VisibleAt, w.stamp(), "%s: before it is due", a)
-	if h := w.holder[a]; h != nil {
+	if h := w.holder[a]; h != nil && !w.lapsed(h.lease) {
 		require.True(w.t, h.Attempt < d.Attempt || h.Round < d.Round, "%s: two live leases", a)
 	}
 	for _, old := range w.given {
@@ -174,6 +176,12 @@ func (w *ledgerWorld) checkDelivery(d *Delivery) {
 	w.checkOrder(d)
 	w.given = append(w.given, *d)
 	w.holder[a] = d
+}
+
+// lapsed says whether a lease is over that no handler had seen.
+func (w *ledgerWorld) lapsed(n queue.LeaseName) bool {
+	end, unseen := w.unseen[n]
+	return unseen && w.now >= end
 }
 
 // checkOrder: of a key, the first unfinished, not dead message.
@@ -311,7 +319,19 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 		}),
 		"extend": step(func() {
 			d := time.Duration(draw(0, 5000, "ms")) * time.Millisecond
-			w.settleOne("extend", func(r Receipt, by ref) code.Code { return w.led.extend(r, d, by, w.now, w.stamp()) })
+			w.settleOne("extend", func(r Receipt, by ref) code.Code {
+				delete(w.unseen, r.Lease)
+				return w.led.extend(r, d, by, w.now, w.stamp())
+			})
+		}),
+		"unseen": step(func() {
+			w.settleOne("unseen", func(r Receipt, _ ref) code.Code {
+				c := w.led.unsee(r, w.now)
+				if c == code.OK {
+					w.unseen[r.Lease] = w.led.tracked[r.Address].deadline
+				}
+				return c
+			})
 		}),
 		"give up": step(func() {
 			for _, p := range w.calls {

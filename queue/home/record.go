@@ -79,6 +79,9 @@ func (l *Ledger) abandonRecord(e *entry, c code.Code) {
 // extend sets a lease's deadline to d from now, once apply has recorded it. 0 lets the lease run out, which counts.
 func (l *Ledger) extend(r Receipt, d time.Duration, by ref, now time.Duration, stamp queue.Stamp) code.Code {
 	e, c := l.heldBy(r, now)
+	if e != nil {
+		e.unseen = false
+	}
 	joins := c == code.Skipped && e.then != nil && e.then.extends
 	switch {
 	case c != 0 && !joins:
