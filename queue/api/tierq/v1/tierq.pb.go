@@ -4174,7 +4174,10 @@ type ConsumeStart struct {
 	WindowMessages uint32 `protobuf:"varint,5,opt,name=window_messages,json=windowMessages,proto3" json:"window_messages,omitempty"`
 	WindowBytes    uint32 `protobuf:"varint,6,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
 	// Must be named when the queue has several: a consumer has a stream for each.
-	Partition     *uint32 `protobuf:"varint,7,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	Partition *uint32 `protobuf:"varint,7,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// How many messages the consumer works on at once, in the order in which they come. When it breaks off, the leases of what is
+	// behind them run out without counting. 0: all count.
+	Handlers      uint32 `protobuf:"varint,8,opt,name=handlers,proto3" json:"handlers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4254,6 +4257,13 @@ func (x *ConsumeStart) GetWindowBytes() uint32 {
 func (x *ConsumeStart) GetPartition() uint32 {
 	if x != nil && x.Partition != nil {
 		return *x.Partition
+	}
+	return 0
+}
+
+func (x *ConsumeStart) GetHandlers() uint32 {
+	if x != nil {
+		return x.Handlers
 	}
 	return 0
 }
@@ -4349,7 +4359,9 @@ type ConsumeWindow struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Messages uint32                 `protobuf:"varint,1,opt,name=messages,proto3" json:"messages,omitempty"`
 	// 0: as it was.
-	Bytes         uint32 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Bytes uint32 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// Returned in ConsumeWindowed; 0 wants none.
+	Id            uint64 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4394,6 +4406,13 @@ func (x *ConsumeWindow) GetMessages() uint32 {
 func (x *ConsumeWindow) GetBytes() uint32 {
 	if x != nil {
 		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ConsumeWindow) GetId() uint64 {
+	if x != nil {
+		return x.Id
 	}
 	return 0
 }
@@ -4517,8 +4536,10 @@ type ConsumeStarted struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	WindowMessages uint32                 `protobuf:"varint,1,opt,name=window_messages,json=windowMessages,proto3" json:"window_messages,omitempty"`
 	WindowBytes    uint32                 `protobuf:"varint,2,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The host answers windows that have an id.
+	Windowed      bool `protobuf:"varint,3,opt,name=windowed,proto3" json:"windowed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ConsumeStarted) Reset() {
@@ -4563,6 +4584,13 @@ func (x *ConsumeStarted) GetWindowBytes() uint32 {
 		return x.WindowBytes
 	}
 	return 0
+}
+
+func (x *ConsumeStarted) GetWindowed() bool {
+	if x != nil {
+		return x.Windowed
+	}
+	return false
 }
 
 type ConsumeMessages struct {
@@ -4661,6 +4689,60 @@ func (x *ConsumeSettled) GetResults() []*SettleResult {
 	return nil
 }
 
+// ConsumeWindowed says that a window is in force: nothing comes any more under the one before it, but what is on its way.
+type ConsumeWindowed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The messages that were handed out before, since the stream began: those that are still missing are on their way.
+	Handed        uint64 `protobuf:"varint,2,opt,name=handed,proto3" json:"handed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeWindowed) Reset() {
+	*x = ConsumeWindowed{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeWindowed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeWindowed) ProtoMessage() {}
+
+func (x *ConsumeWindowed) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeWindowed.ProtoReflect.Descriptor instead.
+func (*ConsumeWindowed) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *ConsumeWindowed) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ConsumeWindowed) GetHanded() uint64 {
+	if x != nil {
+		return x.Handed
+	}
+	return 0
+}
+
 type ConsumeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Response:
@@ -4668,6 +4750,7 @@ type ConsumeResponse struct {
 	//	*ConsumeResponse_Started
 	//	*ConsumeResponse_Messages
 	//	*ConsumeResponse_Settled
+	//	*ConsumeResponse_Windowed
 	Response      isConsumeResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4675,7 +4758,7 @@ type ConsumeResponse struct {
 
 func (x *ConsumeResponse) Reset() {
 	*x = ConsumeResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4687,7 +4770,7 @@ func (x *ConsumeResponse) String() string {
 func (*ConsumeResponse) ProtoMessage() {}
 
 func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[56]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4700,7 +4783,7 @@ func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeResponse.ProtoReflect.Descriptor instead.
 func (*ConsumeResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{56}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ConsumeResponse) GetResponse() isConsumeResponse_Response {
@@ -4737,6 +4820,15 @@ func (x *ConsumeResponse) GetSettled() *ConsumeSettled {
 	return nil
 }
 
+func (x *ConsumeResponse) GetWindowed() *ConsumeWindowed {
+	if x != nil {
+		if x, ok := x.Response.(*ConsumeResponse_Windowed); ok {
+			return x.Windowed
+		}
+	}
+	return nil
+}
+
 type isConsumeResponse_Response interface {
 	isConsumeResponse_Response()
 }
@@ -4753,11 +4845,17 @@ type ConsumeResponse_Settled struct {
 	Settled *ConsumeSettled `protobuf:"bytes,3,opt,name=settled,proto3,oneof"`
 }
 
+type ConsumeResponse_Windowed struct {
+	Windowed *ConsumeWindowed `protobuf:"bytes,4,opt,name=windowed,proto3,oneof"`
+}
+
 func (*ConsumeResponse_Started) isConsumeResponse_Response() {}
 
 func (*ConsumeResponse_Messages) isConsumeResponse_Response() {}
 
 func (*ConsumeResponse_Settled) isConsumeResponse_Response() {}
+
+func (*ConsumeResponse_Windowed) isConsumeResponse_Response() {}
 
 type DeadLetter struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
@@ -4782,7 +4880,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4794,7 +4892,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[57]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4807,7 +4905,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{57}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *DeadLetter) GetAddress() uint64 {
@@ -4913,7 +5011,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4925,7 +5023,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[58]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4938,7 +5036,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{58}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ListDeadLettersRequest) GetQueue() string {
@@ -5010,7 +5108,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5022,7 +5120,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[59]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5035,7 +5133,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{59}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -5083,7 +5181,7 @@ type RedriveDeadLettersRequest struct {
 
 func (x *RedriveDeadLettersRequest) Reset() {
 	*x = RedriveDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5095,7 +5193,7 @@ func (x *RedriveDeadLettersRequest) String() string {
 func (*RedriveDeadLettersRequest) ProtoMessage() {}
 
 func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[60]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5108,7 +5206,7 @@ func (x *RedriveDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{60}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RedriveDeadLettersRequest) GetQueue() string {
@@ -5204,7 +5302,7 @@ type RedriveDeadLettersResponse struct {
 
 func (x *RedriveDeadLettersResponse) Reset() {
 	*x = RedriveDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5216,7 +5314,7 @@ func (x *RedriveDeadLettersResponse) String() string {
 func (*RedriveDeadLettersResponse) ProtoMessage() {}
 
 func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[61]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5229,7 +5327,7 @@ func (x *RedriveDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedriveDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*RedriveDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{61}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RedriveDeadLettersResponse) GetRedriven() uint64 {
@@ -5287,7 +5385,7 @@ type PurgeDeadLettersRequest struct {
 
 func (x *PurgeDeadLettersRequest) Reset() {
 	*x = PurgeDeadLettersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5299,7 +5397,7 @@ func (x *PurgeDeadLettersRequest) String() string {
 func (*PurgeDeadLettersRequest) ProtoMessage() {}
 
 func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[62]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5312,7 +5410,7 @@ func (x *PurgeDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{62}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PurgeDeadLettersRequest) GetQueue() string {
@@ -5398,7 +5496,7 @@ type PurgeDeadLettersResponse struct {
 
 func (x *PurgeDeadLettersResponse) Reset() {
 	*x = PurgeDeadLettersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5410,7 +5508,7 @@ func (x *PurgeDeadLettersResponse) String() string {
 func (*PurgeDeadLettersResponse) ProtoMessage() {}
 
 func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[63]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5423,7 +5521,7 @@ func (x *PurgeDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*PurgeDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{63}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PurgeDeadLettersResponse) GetPurged() uint64 {
@@ -5470,7 +5568,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5482,7 +5580,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[64]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5495,7 +5593,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{64}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Host) GetId() uint64 {
@@ -5555,7 +5653,7 @@ type FleetStatusRequest struct {
 
 func (x *FleetStatusRequest) Reset() {
 	*x = FleetStatusRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5567,7 +5665,7 @@ func (x *FleetStatusRequest) String() string {
 func (*FleetStatusRequest) ProtoMessage() {}
 
 func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[65]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5580,7 +5678,7 @@ func (x *FleetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusRequest.ProtoReflect.Descriptor instead.
 func (*FleetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{65}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{66}
 }
 
 type FleetStatusResponse struct {
@@ -5599,7 +5697,7 @@ type FleetStatusResponse struct {
 
 func (x *FleetStatusResponse) Reset() {
 	*x = FleetStatusResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5611,7 +5709,7 @@ func (x *FleetStatusResponse) String() string {
 func (*FleetStatusResponse) ProtoMessage() {}
 
 func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[66]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5624,7 +5722,7 @@ func (x *FleetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatusResponse.ProtoReflect.Descriptor instead.
 func (*FleetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{66}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *FleetStatusResponse) GetFleetId() string {
@@ -5693,7 +5791,7 @@ type ShardDigestRequest struct {
 
 func (x *ShardDigestRequest) Reset() {
 	*x = ShardDigestRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5705,7 +5803,7 @@ func (x *ShardDigestRequest) String() string {
 func (*ShardDigestRequest) ProtoMessage() {}
 
 func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[67]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5718,7 +5816,7 @@ func (x *ShardDigestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestRequest.ProtoReflect.Descriptor instead.
 func (*ShardDigestRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{67}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ShardDigestRequest) GetQueue() string {
@@ -5749,7 +5847,7 @@ type ReplicaDigest struct {
 
 func (x *ReplicaDigest) Reset() {
 	*x = ReplicaDigest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5761,7 +5859,7 @@ func (x *ReplicaDigest) String() string {
 func (*ReplicaDigest) ProtoMessage() {}
 
 func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[68]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5774,7 +5872,7 @@ func (x *ReplicaDigest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaDigest.ProtoReflect.Descriptor instead.
 func (*ReplicaDigest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{68}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ReplicaDigest) GetReplicaId() uint64 {
@@ -5822,7 +5920,7 @@ type ShardDigestResponse struct {
 
 func (x *ShardDigestResponse) Reset() {
 	*x = ShardDigestResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5834,7 +5932,7 @@ func (x *ShardDigestResponse) String() string {
 func (*ShardDigestResponse) ProtoMessage() {}
 
 func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[69]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5847,7 +5945,7 @@ func (x *ShardDigestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardDigestResponse.ProtoReflect.Descriptor instead.
 func (*ShardDigestResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{69}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ShardDigestResponse) GetShard() uint64 {
@@ -5878,7 +5976,7 @@ type BenchProposeRequest struct {
 
 func (x *BenchProposeRequest) Reset() {
 	*x = BenchProposeRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5890,7 +5988,7 @@ func (x *BenchProposeRequest) String() string {
 func (*BenchProposeRequest) ProtoMessage() {}
 
 func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[70]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5903,7 +6001,7 @@ func (x *BenchProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeRequest.ProtoReflect.Descriptor instead.
 func (*BenchProposeRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{70}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *BenchProposeRequest) GetQueue() string {
@@ -5954,7 +6052,7 @@ type BenchProposeResponse struct {
 
 func (x *BenchProposeResponse) Reset() {
 	*x = BenchProposeResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5966,7 +6064,7 @@ func (x *BenchProposeResponse) String() string {
 func (*BenchProposeResponse) ProtoMessage() {}
 
 func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[71]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5979,7 +6077,7 @@ func (x *BenchProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BenchProposeResponse.ProtoReflect.Descriptor instead.
 func (*BenchProposeResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{71}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *BenchProposeResponse) GetCommands() uint64 {
@@ -6034,7 +6132,7 @@ type PurgeQueueRequest struct {
 
 func (x *PurgeQueueRequest) Reset() {
 	*x = PurgeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6046,7 +6144,7 @@ func (x *PurgeQueueRequest) String() string {
 func (*PurgeQueueRequest) ProtoMessage() {}
 
 func (x *PurgeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[72]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6059,7 +6157,7 @@ func (x *PurgeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeQueueRequest.ProtoReflect.Descriptor instead.
 func (*PurgeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{72}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PurgeQueueRequest) GetQueue() string {
@@ -6111,7 +6209,7 @@ type PurgeQueueResponse struct {
 
 func (x *PurgeQueueResponse) Reset() {
 	*x = PurgeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6123,7 +6221,7 @@ func (x *PurgeQueueResponse) String() string {
 func (*PurgeQueueResponse) ProtoMessage() {}
 
 func (x *PurgeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[73]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6136,7 +6234,7 @@ func (x *PurgeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeQueueResponse.ProtoReflect.Descriptor instead.
 func (*PurgeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{73}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PurgeQueueResponse) GetPurged() uint64 {
@@ -6172,7 +6270,7 @@ type ConfigureQueueRequest struct {
 
 func (x *ConfigureQueueRequest) Reset() {
 	*x = ConfigureQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6184,7 +6282,7 @@ func (x *ConfigureQueueRequest) String() string {
 func (*ConfigureQueueRequest) ProtoMessage() {}
 
 func (x *ConfigureQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[74]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6197,7 +6295,7 @@ func (x *ConfigureQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureQueueRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{74}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ConfigureQueueRequest) GetQueue() string {
@@ -6223,7 +6321,7 @@ type ConfigureQueueResponse struct {
 
 func (x *ConfigureQueueResponse) Reset() {
 	*x = ConfigureQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6235,7 +6333,7 @@ func (x *ConfigureQueueResponse) String() string {
 func (*ConfigureQueueResponse) ProtoMessage() {}
 
 func (x *ConfigureQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[75]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6248,7 +6346,7 @@ func (x *ConfigureQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureQueueResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{75}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ConfigureQueueResponse) GetQueue() *Queue {
@@ -6267,7 +6365,7 @@ type PauseQueueRequest struct {
 
 func (x *PauseQueueRequest) Reset() {
 	*x = PauseQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6279,7 +6377,7 @@ func (x *PauseQueueRequest) String() string {
 func (*PauseQueueRequest) ProtoMessage() {}
 
 func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[76]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6292,7 +6390,7 @@ func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueRequest.ProtoReflect.Descriptor instead.
 func (*PauseQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{76}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PauseQueueRequest) GetQueue() string {
@@ -6311,7 +6409,7 @@ type PauseQueueResponse struct {
 
 func (x *PauseQueueResponse) Reset() {
 	*x = PauseQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6323,7 +6421,7 @@ func (x *PauseQueueResponse) String() string {
 func (*PauseQueueResponse) ProtoMessage() {}
 
 func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6336,7 +6434,7 @@ func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueResponse.ProtoReflect.Descriptor instead.
 func (*PauseQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PauseQueueResponse) GetQueue() *Queue {
@@ -6355,7 +6453,7 @@ type ResumeQueueRequest struct {
 
 func (x *ResumeQueueRequest) Reset() {
 	*x = ResumeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6367,7 +6465,7 @@ func (x *ResumeQueueRequest) String() string {
 func (*ResumeQueueRequest) ProtoMessage() {}
 
 func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6380,7 +6478,7 @@ func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueRequest.ProtoReflect.Descriptor instead.
 func (*ResumeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ResumeQueueRequest) GetQueue() string {
@@ -6399,7 +6497,7 @@ type ResumeQueueResponse struct {
 
 func (x *ResumeQueueResponse) Reset() {
 	*x = ResumeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6411,7 +6509,7 @@ func (x *ResumeQueueResponse) String() string {
 func (*ResumeQueueResponse) ProtoMessage() {}
 
 func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6424,7 +6522,7 @@ func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueResponse.ProtoReflect.Descriptor instead.
 func (*ResumeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ResumeQueueResponse) GetQueue() *Queue {
@@ -6451,7 +6549,7 @@ type ConfigureGroupRequest struct {
 
 func (x *ConfigureGroupRequest) Reset() {
 	*x = ConfigureGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6463,7 +6561,7 @@ func (x *ConfigureGroupRequest) String() string {
 func (*ConfigureGroupRequest) ProtoMessage() {}
 
 func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6476,7 +6574,7 @@ func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ConfigureGroupRequest) GetQueue() string {
@@ -6523,7 +6621,7 @@ type ConfigureGroupResponse struct {
 
 func (x *ConfigureGroupResponse) Reset() {
 	*x = ConfigureGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6535,7 +6633,7 @@ func (x *ConfigureGroupResponse) String() string {
 func (*ConfigureGroupResponse) ProtoMessage() {}
 
 func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6548,7 +6646,7 @@ func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ConfigureGroupResponse) GetGroup() *Group {
@@ -6570,7 +6668,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6582,7 +6680,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6595,7 +6693,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PauseGroupRequest) GetQueue() string {
@@ -6628,7 +6726,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6640,7 +6738,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6653,7 +6751,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
@@ -6675,7 +6773,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6687,7 +6785,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6700,7 +6798,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ResumeGroupRequest) GetQueue() string {
@@ -6733,7 +6831,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6745,7 +6843,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6758,7 +6856,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
@@ -6782,7 +6880,7 @@ type ListConsumersRequest struct {
 
 func (x *ListConsumersRequest) Reset() {
 	*x = ListConsumersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6794,7 +6892,7 @@ func (x *ListConsumersRequest) String() string {
 func (*ListConsumersRequest) ProtoMessage() {}
 
 func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6807,7 +6905,7 @@ func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersRequest.ProtoReflect.Descriptor instead.
 func (*ListConsumersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListConsumersRequest) GetQueue() string {
@@ -6852,7 +6950,7 @@ type HeldMessage struct {
 
 func (x *HeldMessage) Reset() {
 	*x = HeldMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6864,7 +6962,7 @@ func (x *HeldMessage) String() string {
 func (*HeldMessage) ProtoMessage() {}
 
 func (x *HeldMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6877,7 +6975,7 @@ func (x *HeldMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldMessage.ProtoReflect.Descriptor instead.
 func (*HeldMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *HeldMessage) GetAddress() uint64 {
@@ -6929,7 +7027,7 @@ type Consumer struct {
 
 func (x *Consumer) Reset() {
 	*x = Consumer{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6941,7 +7039,7 @@ func (x *Consumer) String() string {
 func (*Consumer) ProtoMessage() {}
 
 func (x *Consumer) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6954,7 +7052,7 @@ func (x *Consumer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Consumer.ProtoReflect.Descriptor instead.
 func (*Consumer) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Consumer) GetName() string {
@@ -7000,7 +7098,7 @@ type ListConsumersResponse struct {
 
 func (x *ListConsumersResponse) Reset() {
 	*x = ListConsumersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7012,7 +7110,7 @@ func (x *ListConsumersResponse) String() string {
 func (*ListConsumersResponse) ProtoMessage() {}
 
 func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7025,7 +7123,7 @@ func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
 func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListConsumersResponse) GetConsumers() []*Consumer {
@@ -7092,7 +7190,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7104,7 +7202,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7117,7 +7215,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ExplainGroupRequest) GetQueue() string {
@@ -7201,7 +7299,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7213,7 +7311,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7226,7 +7324,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ExplainGroupResponse) GetVerdict() string {
@@ -7423,7 +7521,7 @@ type DelayedPosition struct {
 
 func (x *DelayedPosition) Reset() {
 	*x = DelayedPosition{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7435,7 +7533,7 @@ func (x *DelayedPosition) String() string {
 func (*DelayedPosition) ProtoMessage() {}
 
 func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7448,7 +7546,7 @@ func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedPosition.ProtoReflect.Descriptor instead.
 func (*DelayedPosition) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *DelayedPosition) GetVisibleUnixMs() uint64 {
@@ -7490,7 +7588,7 @@ type DelayedMessage struct {
 
 func (x *DelayedMessage) Reset() {
 	*x = DelayedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7502,7 +7600,7 @@ func (x *DelayedMessage) String() string {
 func (*DelayedMessage) ProtoMessage() {}
 
 func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7515,7 +7613,7 @@ func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedMessage.ProtoReflect.Descriptor instead.
 func (*DelayedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *DelayedMessage) GetAddress() uint64 {
@@ -7590,7 +7688,7 @@ type ListDelayedRequest struct {
 
 func (x *ListDelayedRequest) Reset() {
 	*x = ListDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7602,7 +7700,7 @@ func (x *ListDelayedRequest) String() string {
 func (*ListDelayedRequest) ProtoMessage() {}
 
 func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7615,7 +7713,7 @@ func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedRequest.ProtoReflect.Descriptor instead.
 func (*ListDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListDelayedRequest) GetQueue() string {
@@ -7666,7 +7764,7 @@ type ListDelayedResponse struct {
 
 func (x *ListDelayedResponse) Reset() {
 	*x = ListDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7678,7 +7776,7 @@ func (x *ListDelayedResponse) String() string {
 func (*ListDelayedResponse) ProtoMessage() {}
 
 func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7691,7 +7789,7 @@ func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ListDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListDelayedResponse) GetMessages() []*DelayedMessage {
@@ -7729,7 +7827,7 @@ type CancelDelayedRequest struct {
 
 func (x *CancelDelayedRequest) Reset() {
 	*x = CancelDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7741,7 +7839,7 @@ func (x *CancelDelayedRequest) String() string {
 func (*CancelDelayedRequest) ProtoMessage() {}
 
 func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7754,7 +7852,7 @@ func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDelayedRequest.ProtoReflect.Descriptor instead.
 func (*CancelDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *CancelDelayedRequest) GetQueue() string {
@@ -7800,7 +7898,7 @@ type RescheduleDelayedRequest struct {
 
 func (x *RescheduleDelayedRequest) Reset() {
 	*x = RescheduleDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7812,7 +7910,7 @@ func (x *RescheduleDelayedRequest) String() string {
 func (*RescheduleDelayedRequest) ProtoMessage() {}
 
 func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7825,7 +7923,7 @@ func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleDelayedRequest.ProtoReflect.Descriptor instead.
 func (*RescheduleDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *RescheduleDelayedRequest) GetQueue() string {
@@ -7874,7 +7972,7 @@ type ChangeDelayedResponse struct {
 
 func (x *ChangeDelayedResponse) Reset() {
 	*x = ChangeDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7886,7 +7984,7 @@ func (x *ChangeDelayedResponse) String() string {
 func (*ChangeDelayedResponse) ProtoMessage() {}
 
 func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7899,7 +7997,7 @@ func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ChangeDelayedResponse) GetAddress() uint64 {
@@ -7935,7 +8033,7 @@ type BrowseRequest struct {
 
 func (x *BrowseRequest) Reset() {
 	*x = BrowseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7947,7 +8045,7 @@ func (x *BrowseRequest) String() string {
 func (*BrowseRequest) ProtoMessage() {}
 
 func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7960,7 +8058,7 @@ func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseRequest.ProtoReflect.Descriptor instead.
 func (*BrowseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *BrowseRequest) GetQueue() string {
@@ -8027,7 +8125,7 @@ type BrowsedMessage struct {
 
 func (x *BrowsedMessage) Reset() {
 	*x = BrowsedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8039,7 +8137,7 @@ func (x *BrowsedMessage) String() string {
 func (*BrowsedMessage) ProtoMessage() {}
 
 func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8052,7 +8150,7 @@ func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowsedMessage.ProtoReflect.Descriptor instead.
 func (*BrowsedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *BrowsedMessage) GetAddress() uint64 {
@@ -8145,7 +8243,7 @@ type BrowseResponse struct {
 
 func (x *BrowseResponse) Reset() {
 	*x = BrowseResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8157,7 +8255,7 @@ func (x *BrowseResponse) String() string {
 func (*BrowseResponse) ProtoMessage() {}
 
 func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8170,7 +8268,7 @@ func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseResponse.ProtoReflect.Descriptor instead.
 func (*BrowseResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{101}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *BrowseResponse) GetMessages() []*BrowsedMessage {
@@ -8207,7 +8305,7 @@ type LookupPublishRequest struct {
 
 func (x *LookupPublishRequest) Reset() {
 	*x = LookupPublishRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8219,7 +8317,7 @@ func (x *LookupPublishRequest) String() string {
 func (*LookupPublishRequest) ProtoMessage() {}
 
 func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8232,7 +8330,7 @@ func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishRequest.ProtoReflect.Descriptor instead.
 func (*LookupPublishRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{102}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *LookupPublishRequest) GetQueue() string {
@@ -8281,7 +8379,7 @@ type LookupPublishResponse struct {
 
 func (x *LookupPublishResponse) Reset() {
 	*x = LookupPublishResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8293,7 +8391,7 @@ func (x *LookupPublishResponse) String() string {
 func (*LookupPublishResponse) ProtoMessage() {}
 
 func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8306,7 +8404,7 @@ func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishResponse.ProtoReflect.Descriptor instead.
 func (*LookupPublishResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{103}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *LookupPublishResponse) GetOutcome() string {
@@ -8725,7 +8823,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x15PublishStreamResponse\x129\n" +
 	"\tpublished\x18\x01 \x01(\v2\x19.tierq.v1.PublishResponseH\x00R\tpublished\x121\n" +
 	"\arefused\x18\x02 \x01(\v2\x15.tierq.v1.ErrorDetailH\x00R\arefusedB\t\n" +
-	"\aoutcome\"\x80\x02\n" +
+	"\aoutcome\"\x9c\x02\n" +
 	"\fConsumeStart\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
@@ -8733,7 +8831,8 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\blease_ms\x18\x04 \x01(\x04H\x00R\aleaseMs\x88\x01\x01\x12'\n" +
 	"\x0fwindow_messages\x18\x05 \x01(\rR\x0ewindowMessages\x12!\n" +
 	"\fwindow_bytes\x18\x06 \x01(\rR\vwindowBytes\x12!\n" +
-	"\tpartition\x18\a \x01(\rH\x01R\tpartition\x88\x01\x01B\v\n" +
+	"\tpartition\x18\a \x01(\rH\x01R\tpartition\x88\x01\x01\x12\x1a\n" +
+	"\bhandlers\x18\b \x01(\rR\bhandlersB\v\n" +
 	"\t_lease_msB\f\n" +
 	"\n" +
 	"_partition\"\xaf\x01\n" +
@@ -8744,28 +8843,34 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\bdelay_ms\x18\x04 \x01(\x04H\x00R\adelayMs\x88\x01\x01\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x19\n" +
 	"\blease_ms\x18\x06 \x01(\x04R\aleaseMsB\v\n" +
-	"\t_delay_ms\"A\n" +
+	"\t_delay_ms\"Q\n" +
 	"\rConsumeWindow\x12\x1a\n" +
 	"\bmessages\x18\x01 \x01(\rR\bmessages\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\rR\x05bytes\"\xc9\x01\n" +
+	"\x05bytes\x18\x02 \x01(\rR\x05bytes\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\x04R\x02id\"\xc9\x01\n" +
 	"\x0eConsumeRequest\x12.\n" +
 	"\x05start\x18\x01 \x01(\v2\x16.tierq.v1.ConsumeStartH\x00R\x05start\x121\n" +
 	"\x06settle\x18\x02 \x01(\v2\x17.tierq.v1.ConsumeSettleH\x00R\x06settle\x12\x16\n" +
 	"\x05drain\x18\x03 \x01(\bH\x00R\x05drain\x121\n" +
 	"\x06window\x18\x04 \x01(\v2\x17.tierq.v1.ConsumeWindowH\x00R\x06windowB\t\n" +
-	"\arequest\"\\\n" +
+	"\arequest\"x\n" +
 	"\x0eConsumeStarted\x12'\n" +
 	"\x0fwindow_messages\x18\x01 \x01(\rR\x0ewindowMessages\x12!\n" +
-	"\fwindow_bytes\x18\x02 \x01(\rR\vwindowBytes\"@\n" +
+	"\fwindow_bytes\x18\x02 \x01(\rR\vwindowBytes\x12\x1a\n" +
+	"\bwindowed\x18\x03 \x01(\bR\bwindowed\"@\n" +
 	"\x0fConsumeMessages\x12-\n" +
 	"\bmessages\x18\x01 \x03(\v2\x11.tierq.v1.MessageR\bmessages\"R\n" +
 	"\x0eConsumeSettled\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x120\n" +
-	"\aresults\x18\x02 \x03(\v2\x16.tierq.v1.SettleResultR\aresults\"\xc2\x01\n" +
+	"\aresults\x18\x02 \x03(\v2\x16.tierq.v1.SettleResultR\aresults\"9\n" +
+	"\x0fConsumeWindowed\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
+	"\x06handed\x18\x02 \x01(\x04R\x06handed\"\xfb\x01\n" +
 	"\x0fConsumeResponse\x124\n" +
 	"\astarted\x18\x01 \x01(\v2\x18.tierq.v1.ConsumeStartedH\x00R\astarted\x127\n" +
 	"\bmessages\x18\x02 \x01(\v2\x19.tierq.v1.ConsumeMessagesH\x00R\bmessages\x124\n" +
-	"\asettled\x18\x03 \x01(\v2\x18.tierq.v1.ConsumeSettledH\x00R\asettledB\n" +
+	"\asettled\x18\x03 \x01(\v2\x18.tierq.v1.ConsumeSettledH\x00R\asettled\x127\n" +
+	"\bwindowed\x18\x04 \x01(\v2\x19.tierq.v1.ConsumeWindowedH\x00R\bwindowedB\n" +
 	"\n" +
 	"\bresponse\"\x8a\x03\n" +
 	"\n" +
@@ -9176,7 +9281,7 @@ func file_tierq_v1_tierq_proto_rawDescGZIP() []byte {
 }
 
 var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 104)
+var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
 var file_tierq_v1_tierq_proto_goTypes = []any{
 	(Effect)(0),                        // 0: tierq.v1.Effect
 	(Ordering)(0),                      // 1: tierq.v1.Ordering
@@ -9239,54 +9344,55 @@ var file_tierq_v1_tierq_proto_goTypes = []any{
 	(*ConsumeStarted)(nil),             // 58: tierq.v1.ConsumeStarted
 	(*ConsumeMessages)(nil),            // 59: tierq.v1.ConsumeMessages
 	(*ConsumeSettled)(nil),             // 60: tierq.v1.ConsumeSettled
-	(*ConsumeResponse)(nil),            // 61: tierq.v1.ConsumeResponse
-	(*DeadLetter)(nil),                 // 62: tierq.v1.DeadLetter
-	(*ListDeadLettersRequest)(nil),     // 63: tierq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 64: tierq.v1.ListDeadLettersResponse
-	(*RedriveDeadLettersRequest)(nil),  // 65: tierq.v1.RedriveDeadLettersRequest
-	(*RedriveDeadLettersResponse)(nil), // 66: tierq.v1.RedriveDeadLettersResponse
-	(*PurgeDeadLettersRequest)(nil),    // 67: tierq.v1.PurgeDeadLettersRequest
-	(*PurgeDeadLettersResponse)(nil),   // 68: tierq.v1.PurgeDeadLettersResponse
-	(*Host)(nil),                       // 69: tierq.v1.Host
-	(*FleetStatusRequest)(nil),         // 70: tierq.v1.FleetStatusRequest
-	(*FleetStatusResponse)(nil),        // 71: tierq.v1.FleetStatusResponse
-	(*ShardDigestRequest)(nil),         // 72: tierq.v1.ShardDigestRequest
-	(*ReplicaDigest)(nil),              // 73: tierq.v1.ReplicaDigest
-	(*ShardDigestResponse)(nil),        // 74: tierq.v1.ShardDigestResponse
-	(*BenchProposeRequest)(nil),        // 75: tierq.v1.BenchProposeRequest
-	(*BenchProposeResponse)(nil),       // 76: tierq.v1.BenchProposeResponse
-	(*PurgeQueueRequest)(nil),          // 77: tierq.v1.PurgeQueueRequest
-	(*PurgeQueueResponse)(nil),         // 78: tierq.v1.PurgeQueueResponse
-	(*ConfigureQueueRequest)(nil),      // 79: tierq.v1.ConfigureQueueRequest
-	(*ConfigureQueueResponse)(nil),     // 80: tierq.v1.ConfigureQueueResponse
-	(*PauseQueueRequest)(nil),          // 81: tierq.v1.PauseQueueRequest
-	(*PauseQueueResponse)(nil),         // 82: tierq.v1.PauseQueueResponse
-	(*ResumeQueueRequest)(nil),         // 83: tierq.v1.ResumeQueueRequest
-	(*ResumeQueueResponse)(nil),        // 84: tierq.v1.ResumeQueueResponse
-	(*ConfigureGroupRequest)(nil),      // 85: tierq.v1.ConfigureGroupRequest
-	(*ConfigureGroupResponse)(nil),     // 86: tierq.v1.ConfigureGroupResponse
-	(*PauseGroupRequest)(nil),          // 87: tierq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 88: tierq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 89: tierq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 90: tierq.v1.ResumeGroupResponse
-	(*ListConsumersRequest)(nil),       // 91: tierq.v1.ListConsumersRequest
-	(*HeldMessage)(nil),                // 92: tierq.v1.HeldMessage
-	(*Consumer)(nil),                   // 93: tierq.v1.Consumer
-	(*ListConsumersResponse)(nil),      // 94: tierq.v1.ListConsumersResponse
-	(*ExplainGroupRequest)(nil),        // 95: tierq.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),       // 96: tierq.v1.ExplainGroupResponse
-	(*DelayedPosition)(nil),            // 97: tierq.v1.DelayedPosition
-	(*DelayedMessage)(nil),             // 98: tierq.v1.DelayedMessage
-	(*ListDelayedRequest)(nil),         // 99: tierq.v1.ListDelayedRequest
-	(*ListDelayedResponse)(nil),        // 100: tierq.v1.ListDelayedResponse
-	(*CancelDelayedRequest)(nil),       // 101: tierq.v1.CancelDelayedRequest
-	(*RescheduleDelayedRequest)(nil),   // 102: tierq.v1.RescheduleDelayedRequest
-	(*ChangeDelayedResponse)(nil),      // 103: tierq.v1.ChangeDelayedResponse
-	(*BrowseRequest)(nil),              // 104: tierq.v1.BrowseRequest
-	(*BrowsedMessage)(nil),             // 105: tierq.v1.BrowsedMessage
-	(*BrowseResponse)(nil),             // 106: tierq.v1.BrowseResponse
-	(*LookupPublishRequest)(nil),       // 107: tierq.v1.LookupPublishRequest
-	(*LookupPublishResponse)(nil),      // 108: tierq.v1.LookupPublishResponse
+	(*ConsumeWindowed)(nil),            // 61: tierq.v1.ConsumeWindowed
+	(*ConsumeResponse)(nil),            // 62: tierq.v1.ConsumeResponse
+	(*DeadLetter)(nil),                 // 63: tierq.v1.DeadLetter
+	(*ListDeadLettersRequest)(nil),     // 64: tierq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 65: tierq.v1.ListDeadLettersResponse
+	(*RedriveDeadLettersRequest)(nil),  // 66: tierq.v1.RedriveDeadLettersRequest
+	(*RedriveDeadLettersResponse)(nil), // 67: tierq.v1.RedriveDeadLettersResponse
+	(*PurgeDeadLettersRequest)(nil),    // 68: tierq.v1.PurgeDeadLettersRequest
+	(*PurgeDeadLettersResponse)(nil),   // 69: tierq.v1.PurgeDeadLettersResponse
+	(*Host)(nil),                       // 70: tierq.v1.Host
+	(*FleetStatusRequest)(nil),         // 71: tierq.v1.FleetStatusRequest
+	(*FleetStatusResponse)(nil),        // 72: tierq.v1.FleetStatusResponse
+	(*ShardDigestRequest)(nil),         // 73: tierq.v1.ShardDigestRequest
+	(*ReplicaDigest)(nil),              // 74: tierq.v1.ReplicaDigest
+	(*ShardDigestResponse)(nil),        // 75: tierq.v1.ShardDigestResponse
+	(*BenchProposeRequest)(nil),        // 76: tierq.v1.BenchProposeRequest
+	(*BenchProposeResponse)(nil),       // 77: tierq.v1.BenchProposeResponse
+	(*PurgeQueueRequest)(nil),          // 78: tierq.v1.PurgeQueueRequest
+	(*PurgeQueueResponse)(nil),         // 79: tierq.v1.PurgeQueueResponse
+	(*ConfigureQueueRequest)(nil),      // 80: tierq.v1.ConfigureQueueRequest
+	(*ConfigureQueueResponse)(nil),     // 81: tierq.v1.ConfigureQueueResponse
+	(*PauseQueueRequest)(nil),          // 82: tierq.v1.PauseQueueRequest
+	(*PauseQueueResponse)(nil),         // 83: tierq.v1.PauseQueueResponse
+	(*ResumeQueueRequest)(nil),         // 84: tierq.v1.ResumeQueueRequest
+	(*ResumeQueueResponse)(nil),        // 85: tierq.v1.ResumeQueueResponse
+	(*ConfigureGroupRequest)(nil),      // 86: tierq.v1.ConfigureGroupRequest
+	(*ConfigureGroupResponse)(nil),     // 87: tierq.v1.ConfigureGroupResponse
+	(*PauseGroupRequest)(nil),          // 88: tierq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 89: tierq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 90: tierq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 91: tierq.v1.ResumeGroupResponse
+	(*ListConsumersRequest)(nil),       // 92: tierq.v1.ListConsumersRequest
+	(*HeldMessage)(nil),                // 93: tierq.v1.HeldMessage
+	(*Consumer)(nil),                   // 94: tierq.v1.Consumer
+	(*ListConsumersResponse)(nil),      // 95: tierq.v1.ListConsumersResponse
+	(*ExplainGroupRequest)(nil),        // 96: tierq.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),       // 97: tierq.v1.ExplainGroupResponse
+	(*DelayedPosition)(nil),            // 98: tierq.v1.DelayedPosition
+	(*DelayedMessage)(nil),             // 99: tierq.v1.DelayedMessage
+	(*ListDelayedRequest)(nil),         // 100: tierq.v1.ListDelayedRequest
+	(*ListDelayedResponse)(nil),        // 101: tierq.v1.ListDelayedResponse
+	(*CancelDelayedRequest)(nil),       // 102: tierq.v1.CancelDelayedRequest
+	(*RescheduleDelayedRequest)(nil),   // 103: tierq.v1.RescheduleDelayedRequest
+	(*ChangeDelayedResponse)(nil),      // 104: tierq.v1.ChangeDelayedResponse
+	(*BrowseRequest)(nil),              // 105: tierq.v1.BrowseRequest
+	(*BrowsedMessage)(nil),             // 106: tierq.v1.BrowsedMessage
+	(*BrowseResponse)(nil),             // 107: tierq.v1.BrowseResponse
+	(*LookupPublishRequest)(nil),       // 108: tierq.v1.LookupPublishRequest
+	(*LookupPublishResponse)(nil),      // 109: tierq.v1.LookupPublishResponse
 }
 var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	0,   // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
@@ -9334,112 +9440,113 @@ var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	58,  // 42: tierq.v1.ConsumeResponse.started:type_name -> tierq.v1.ConsumeStarted
 	59,  // 43: tierq.v1.ConsumeResponse.messages:type_name -> tierq.v1.ConsumeMessages
 	60,  // 44: tierq.v1.ConsumeResponse.settled:type_name -> tierq.v1.ConsumeSettled
-	20,  // 45: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
-	62,  // 46: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
-	69,  // 47: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
-	73,  // 48: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
-	6,   // 49: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
-	11,  // 50: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 51: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 52: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
-	26,  // 53: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	27,  // 54: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 55: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 56: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
-	92,  // 57: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
-	93,  // 58: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
-	96,  // 59: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
-	20,  // 60: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
-	97,  // 61: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
-	98,  // 62: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
-	97,  // 63: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
-	20,  // 64: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
-	105, // 65: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
-	7,   // 66: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
-	12,  // 67: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
-	14,  // 68: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
-	18,  // 69: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
-	16,  // 70: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
-	22,  // 71: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
-	30,  // 72: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
-	32,  // 73: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
-	34,  // 74: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
-	36,  // 75: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
-	38,  // 76: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
-	40,  // 77: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
-	46,  // 78: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
-	47,  // 79: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
-	48,  // 80: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
-	49,  // 81: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
-	50,  // 82: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
-	44,  // 83: tierq.v1.GroupService.ClaimIdle:input_type -> tierq.v1.ClaimIdleRequest
-	63,  // 84: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
-	65,  // 85: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
-	67,  // 86: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
-	22,  // 87: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
-	57,  // 88: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
-	70,  // 89: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
-	72,  // 90: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
-	75,  // 91: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
-	77,  // 92: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
-	79,  // 93: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
-	81,  // 94: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
-	83,  // 95: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
-	85,  // 96: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
-	87,  // 97: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
-	89,  // 98: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
-	91,  // 99: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
-	95,  // 100: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
-	99,  // 101: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
-	101, // 102: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
-	102, // 103: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
-	104, // 104: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
-	107, // 105: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
-	8,   // 106: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
-	13,  // 107: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
-	15,  // 108: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
-	19,  // 109: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
-	17,  // 110: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
-	25,  // 111: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
-	31,  // 112: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
-	33,  // 113: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
-	35,  // 114: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
-	37,  // 115: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
-	39,  // 116: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
-	43,  // 117: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
-	52,  // 118: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
-	52,  // 119: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
-	52,  // 120: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
-	52,  // 121: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
-	52,  // 122: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
-	45,  // 123: tierq.v1.GroupService.ClaimIdle:output_type -> tierq.v1.ClaimIdleResponse
-	64,  // 124: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
-	66,  // 125: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
-	68,  // 126: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
-	53,  // 127: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
-	61,  // 128: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
-	71,  // 129: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
-	74,  // 130: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
-	76,  // 131: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
-	78,  // 132: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
-	80,  // 133: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
-	82,  // 134: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
-	84,  // 135: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
-	86,  // 136: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
-	88,  // 137: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
-	90,  // 138: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
-	94,  // 139: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
-	96,  // 140: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
-	100, // 141: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
-	103, // 142: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	103, // 143: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	106, // 144: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
-	108, // 145: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
-	106, // [106:146] is the sub-list for method output_type
-	66,  // [66:106] is the sub-list for method input_type
-	66,  // [66:66] is the sub-list for extension type_name
-	66,  // [66:66] is the sub-list for extension extendee
-	0,   // [0:66] is the sub-list for field type_name
+	61,  // 45: tierq.v1.ConsumeResponse.windowed:type_name -> tierq.v1.ConsumeWindowed
+	20,  // 46: tierq.v1.DeadLetter.headers:type_name -> tierq.v1.Header
+	63,  // 47: tierq.v1.ListDeadLettersResponse.dead_letters:type_name -> tierq.v1.DeadLetter
+	70,  // 48: tierq.v1.FleetStatusResponse.hosts:type_name -> tierq.v1.Host
+	74,  // 49: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
+	6,   // 50: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
+	11,  // 51: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 52: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 53: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
+	26,  // 54: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	27,  // 55: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 56: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 57: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
+	93,  // 58: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
+	94,  // 59: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
+	97,  // 60: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
+	20,  // 61: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
+	98,  // 62: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
+	99,  // 63: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
+	98,  // 64: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
+	20,  // 65: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
+	106, // 66: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
+	7,   // 67: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
+	12,  // 68: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
+	14,  // 69: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
+	18,  // 70: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
+	16,  // 71: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
+	22,  // 72: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
+	30,  // 73: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
+	32,  // 74: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
+	34,  // 75: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
+	36,  // 76: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
+	38,  // 77: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
+	40,  // 78: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
+	46,  // 79: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
+	47,  // 80: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
+	48,  // 81: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
+	49,  // 82: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
+	50,  // 83: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
+	44,  // 84: tierq.v1.GroupService.ClaimIdle:input_type -> tierq.v1.ClaimIdleRequest
+	64,  // 85: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
+	66,  // 86: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
+	68,  // 87: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
+	22,  // 88: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
+	57,  // 89: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
+	71,  // 90: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
+	73,  // 91: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
+	76,  // 92: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
+	78,  // 93: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
+	80,  // 94: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
+	82,  // 95: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
+	84,  // 96: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
+	86,  // 97: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
+	88,  // 98: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
+	90,  // 99: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
+	92,  // 100: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
+	96,  // 101: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
+	100, // 102: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
+	102, // 103: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
+	103, // 104: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
+	105, // 105: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
+	108, // 106: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
+	8,   // 107: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
+	13,  // 108: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
+	15,  // 109: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
+	19,  // 110: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
+	17,  // 111: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
+	25,  // 112: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
+	31,  // 113: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
+	33,  // 114: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
+	35,  // 115: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
+	37,  // 116: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
+	39,  // 117: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
+	43,  // 118: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
+	52,  // 119: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
+	52,  // 120: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
+	52,  // 121: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
+	52,  // 122: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
+	52,  // 123: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
+	45,  // 124: tierq.v1.GroupService.ClaimIdle:output_type -> tierq.v1.ClaimIdleResponse
+	65,  // 125: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
+	67,  // 126: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
+	69,  // 127: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
+	53,  // 128: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
+	62,  // 129: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
+	72,  // 130: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
+	75,  // 131: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
+	77,  // 132: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
+	79,  // 133: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
+	81,  // 134: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
+	83,  // 135: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
+	85,  // 136: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
+	87,  // 137: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
+	89,  // 138: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
+	91,  // 139: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
+	95,  // 140: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
+	97,  // 141: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
+	101, // 142: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
+	104, // 143: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	104, // 144: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	107, // 145: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
+	109, // 146: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
+	107, // [107:147] is the sub-list for method output_type
+	67,  // [67:107] is the sub-list for method input_type
+	67,  // [67:67] is the sub-list for extension type_name
+	67,  // [67:67] is the sub-list for extension extendee
+	0,   // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_tierq_proto_init() }
@@ -9473,32 +9580,33 @@ func file_tierq_v1_tierq_proto_init() {
 		(*ConsumeRequest_Drain)(nil),
 		(*ConsumeRequest_Window)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[56].OneofWrappers = []any{
+	file_tierq_v1_tierq_proto_msgTypes[57].OneofWrappers = []any{
 		(*ConsumeResponse_Started)(nil),
 		(*ConsumeResponse_Messages)(nil),
 		(*ConsumeResponse_Settled)(nil),
+		(*ConsumeResponse_Windowed)(nil),
 	}
-	file_tierq_v1_tierq_proto_msgTypes[58].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[60].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[62].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[72].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[80].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[82].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[84].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[86].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[90].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[94].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[96].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[59].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[61].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[63].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[73].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[81].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[83].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[85].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[87].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[91].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[95].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[97].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[99].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[102].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[98].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[100].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[103].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_tierq_proto_rawDesc), len(file_tierq_v1_tierq_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   104,
+			NumMessages:   105,
 			NumExtensions: 0,
 			NumServices:   5,
 		},
