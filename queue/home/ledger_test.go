@@ -320,8 +320,11 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 		"extend": step(func() {
 			d := time.Duration(draw(0, 5000, "ms")) * time.Millisecond
 			w.settleOne("extend", func(r Receipt, by ref) code.Code {
-				delete(w.unseen, r.Lease)
-				return w.led.extend(r, d, by, w.now, w.stamp())
+				c := w.led.extend(r, d, by, w.now, w.stamp())
+				if c == 0 {
+					delete(w.unseen, r.Lease)
+				}
+				return c
 			})
 		}),
 		"unseen": step(func() {
