@@ -43,11 +43,21 @@ func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHa
 	if t.h.cfg.Faults != nil {
 		under = t.h.cfg.Faults.Raft(t.h.cfg.HostID, under, t.h.book.hostAt)
 	}
+	under = &reconnecting{ITransport: under, ctx: t.h.ctx, process: t.h.processAt}
 	return &holdingTransport{ITransport: under, h: t.h}
 }
 
 // Validate implements config.TransportFactory.
 func (t *transports) Validate(address string) bool { return checkAddress(0, "Raft", address) == nil }
+
+// processAt names the process that has last reported from a Raft address; 0: none has.
+func (h *RaftHost) processAt(address string) uint64 {
+	id, ok := h.book.hostAt(address)
+	if !ok || h.peers == nil {
+		return 0
+	}
+	return h.peers.Process(id)
+}
 
 type holdingTransport struct {
 	raftio.ITransport

@@ -67,7 +67,7 @@ func (n *Node) desk(shard uint64) (*desk, error) {
 	if host := deskHost(n.FullReplicas(shard), leader, n.id, n.Alive); host != 0 {
 		return nil, n.elsewhere(host, &code.Error{Code: code.NotReplica, Effect: code.EffectNone})
 	}
-	return nil, &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 200,
+	return nil, &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 100,
 		Text: "no host that holds the partition can be reached now: repeat after a pause"}
 }
 
@@ -301,7 +301,7 @@ func (n *Node) Publish(ctx context.Context, r api.Publish) (api.PublishReply, er
 	}
 	leader, host, _, ok := d.raft.Leader()
 	if !ok {
-		return api.PublishReply{}, &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 200}
+		return api.PublishReply{}, &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 100}
 	}
 	if leader != d.self {
 		return api.PublishReply{}, n.elsewhere(host, &code.Error{Code: code.StaleLeader, Effect: code.EffectNone, RetryAfterMs: 50,

@@ -75,6 +75,16 @@ func (p *Peers) Reported(hostID, shard uint64) (ShardReport, bool) {
 	return r, ok
 }
 
+// Process names the process that has last reported as a host; 0: none has. Another one is another number.
+func (p *Peers) Process(hostID uint64) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o, ok := p.others[hostID]; ok {
+		return o.processID
+	}
+	return 0
+}
+
 // LowSpace says whether a host that is heard of has told that its disk is nearly full.
 func (p *Peers) LowSpace(hostID uint64) bool {
 	p.mu.Lock()

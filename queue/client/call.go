@@ -300,9 +300,18 @@ func answeredError(e *code.Error) bool {
 	return errors.As(e.Cause, &ce) && connect.IsWireError(e.Cause)
 }
 
+// electionPause bounds the pause while the fleet chooses a leader or a home, which takes one to three seconds: who asks a few times a
+// second learns of the new one soon after it is there.
+const electionPause = 300 * time.Millisecond
+
 // retryPause is the pause after the nth refusal: what the host asked for, or full jitter over a doubling bound.
 func (c *Client) retryPause(n int, e *code.Error) time.Duration {
-	d := c.jitter(c.opts.RetryBase, c.opts.RetryCap, n)
+	limit := c.opts.RetryCap
+	switch e.Code {
+	case code.NotOwner, code.NoLeader, code.StaleLeader:
+		limit = min(limit, electionPause)
+	}
+	d := c.jitter(c.opts.RetryBase, limit, n)
 	if asked := time.Duration(e.RetryAfterMs) * time.Millisecond; asked > 0 {
 		d = asked + c.jitter(asked, c.opts.RetryCap, 0)/4
 	}

@@ -66,7 +66,7 @@ const (
 // serve brings messages until ctx ends or there is nothing to go on with.
 func (n *lane) serve(ctx context.Context) error {
 	c := n.l.c
-	for refused := 0; ; {
+	for refused, hops := 0, 0; ; {
 		if !n.awaitRoom(ctx) {
 			return nil
 		}
@@ -75,7 +75,7 @@ func (n *lane) serve(ctx context.Context) error {
 			return nil
 		}
 		if worked {
-			refused = 0
+			refused, hops = 0, 0
 		}
 		if err == nil {
 			continue
@@ -85,8 +85,8 @@ func (n *lane) serve(ctx context.Context) error {
 			return err
 		}
 		c.log.Debug("consume", zap.String("queue", n.l.queue), zap.String("group", n.l.group), zap.Uint32("partition", n.number), zap.Error(err))
-		if e.Code == code.NotOwner && e.HomeAPI != "" && refused < maxHops {
-			refused++ // go where the old home says, at once
+		if e.Code == code.NotOwner && e.HomeAPI != "" && hops < maxHops {
+			hops++ // go where the old home says, at once
 			continue
 		}
 		if c.sleep(ctx, c.retryPause(refused, e)) != nil {

@@ -149,16 +149,31 @@ func (l *link) answered() {
 	l.failures, l.denied = 0, 0
 }
 
-// failed notes that the host is not there. A failure of a call that overlapped another one's failure does not lengthen
-// the pause.
-func (l *link) failed(now time.Time, pause func(n int) time.Duration) {
+// failed notes that the host is not there, and reports whether it was until now. A failure of a call that overlapped another one's
+// failure does not lengthen the pause.
+func (l *link) failed(now time.Time, pause func(n int) time.Duration) (news bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	news = l.state == Ready
 	if !l.fireLocked(EventFailed) {
-		return
+		return false
 	}
 	l.due = now.Add(pause(l.failures))
 	l.failures++
+	return news
+}
+
+// renew takes a pause for the first of its row: the host may be back since it began.
+func (l *link) renew(now time.Time, pause func(n int) time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != Backoff || l.failures == 0 {
+		return
+	}
+	if due := now.Add(pause(0)); due.Before(l.due) {
+		l.due = due
+	}
+	l.failures = 1
 }
 
 // hasten ends the pause at t if it would end later.

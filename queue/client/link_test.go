@@ -155,6 +155,43 @@ func TestRouterNeverLeavesTheSeeds(t *testing.T) {
 	require.Len(t, r.states(), 2, "seeds stay")
 }
 
+// When the host in use goes away, one that was away for long is tried soon: of two full hosts, the other has taken over.
+func TestRouterTriesTheOthersWhenOneGoes(t *testing.T) {
+	clock := newFakeClock()
+	pause := func(n int) time.Duration { return min(time.Second<<n, 30*time.Second) }
+	r := newRouter([]string{"a:1", "b:1"}, clock, pause, func() time.Duration { return time.Minute })
+	home := route{kind: toHome, queue: "q"}
+	pick := func(addr string) *link {
+		t.Helper()
+		r.hint(home, addr, "")
+		l, _, err := r.pick(home, "")
+		require.Nil(t, err)
+		require.NotNil(t, l)
+		require.Equal(t, addr, l.addr)
+		return l
+	}
+	for range 6 { // a is away
+		r.failed(pick("a:1"))
+		clock.Advance(time.Minute)
+	}
+	r.failed(pick("a:1"))
+	b := pick("b:1")
+	b.answered()
+	r.failed(b)
+	l, wait, err := r.pick(home, "")
+	require.Nil(t, err)
+	require.Nil(t, l)
+	require.Equal(t, time.Second, wait)
+	clock.Advance(wait)
+	l, _, _ = r.pick(home, "")
+	require.NotNil(t, l, "either of them, a among them")
+	ok, _ := r.links["a:1"].usable(clock.Now())
+	require.True(t, ok)
+	r.failed(r.links["a:1"])
+	_, due := r.links["a:1"].usable(clock.Now())
+	require.Equal(t, clock.Now().Add(2*time.Second), due, "its pauses begin anew")
+}
+
 func TestCompleteAddr(t *testing.T) {
 	for _, c := range [][3]string{
 		{"10.0.0.1:7188", "x:1", "10.0.0.1:7188"}, {":7188", "10.0.0.9:1", "10.0.0.9:7188"},

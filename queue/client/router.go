@@ -192,11 +192,20 @@ func (r *router) forget(to route, addr string) {
 	}
 }
 
-// failed notes that addr did not answer: its link pauses, unhinted calls move on, hints to it are dropped.
+// failed notes that addr did not answer: its link pauses, unhinted calls move on, hints to it are dropped. If it did answer until
+// now, the others are tried soon, however long they were away: one of them has to do its work.
 func (r *router) failed(l *link) {
-	l.failed(r.clock.Now(), r.pause)
+	now := r.clock.Now()
+	news := l.failed(now, r.pause)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if news {
+		for _, other := range r.links {
+			if other != l {
+				other.renew(now, r.pause)
+			}
+		}
+	}
 	r.moveOnLocked(l.addr)
 	for to, a := range r.hints {
 		if a == l.addr {
