@@ -181,10 +181,10 @@ func (n *Node) holds(shard uint64) bool {
 	return slices.ContainsFunc(n.FullReplicas(shard), func(r replicaHost) bool { return r.Host == n.id })
 }
 
-// ListQueues implements api.Backend from the local view.
+// ListQueues implements api.Backend.
 func (n *Node) ListQueues(ctx context.Context, prefix string) ([]api.QueueInfo, error) {
 	var out []api.QueueInfo
-	for _, q := range n.view().Queues(api.TenantOf(ctx)) {
+	for _, q := range n.fleetView(ctx).Queues(api.TenantOf(ctx)) {
 		if strings.HasPrefix(q.Name, prefix) {
 			out = append(out, n.queueInfo(q))
 		}
@@ -192,8 +192,9 @@ func (n *Node) ListQueues(ctx context.Context, prefix string) ([]api.QueueInfo, 
 	return out, nil
 }
 
-// DescribeQueue implements api.Backend.
+// DescribeQueue implements api.Backend. A queue that was deleted before the call is unknown, whichever host deleted it.
 func (n *Node) DescribeQueue(ctx context.Context, name string, p api.Partition) (api.QueueInfo, error) {
+	n.fleetView(ctx)
 	q, d, err := n.deskOf(ctx, name, p)
 	if err != nil {
 		return api.QueueInfo{}, err
@@ -211,14 +212,19 @@ func (n *Node) DescribeQueue(ctx context.Context, name string, p api.Partition) 
 // freshenTimeout bounds a read barrier that the answer does not depend on.
 const freshenTimeout = time.Second
 
-// freshen is a read barrier if there is a leader to give one. It leaves half of the time that is left for the answer: one partition
-// without a leader must not cost the caller those of all.
-func (d *desk) freshen(ctx context.Context) {
+// briefly bounds a read barrier by that, and by half of the time that is left for the answer: one partition without a leader must
+// not cost the caller those of all.
+func briefly(ctx context.Context) (context.Context, context.CancelFunc) {
 	wait := freshenTimeout
 	if end, ok := ctx.Deadline(); ok {
 		wait = min(wait, time.Until(end)/2)
 	}
-	ctx, cancel := context.WithTimeout(ctx, wait)
+	return context.WithTimeout(ctx, wait)
+}
+
+// freshen is a read barrier if there is a leader to give one.
+func (d *desk) freshen(ctx context.Context) {
+	ctx, cancel := briefly(ctx)
 	defer cancel()
 	_ = d.raft.ReadIndex(ctx)
 }

@@ -28,9 +28,9 @@ func Join(ctx context.Context, cfg Config, token string, log *zap.Logger) error 
 
 // fleetView is the catalog as it is now, or if it has no quorum, as this host last saw it.
 func (n *Node) fleetView(ctx context.Context) *catalog.View {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	brief, cancel := briefly(ctx)
 	defer cancel()
-	if v, err := n.raft.ReadCatalog(ctx); err == nil {
+	if v, err := n.raft.ReadCatalog(brief); err == nil {
 		return v
 	}
 	return n.raft.Catalog()
