@@ -102,7 +102,8 @@ func fill(ctx context.Context, t *testing.T, d *Dev, c *client.Client, name stri
 		}})
 		require.NoError(t, err)
 	}
-	_, err = c.CreateGroup(ctx, &tierqv1.CreateGroupRequest{Queue: name, Name: "g"})
+	// No lease is recorded while the test looks: a restore would turn it into a retry.
+	_, err = c.CreateGroup(ctx, &tierqv1.CreateGroupRequest{Queue: name, Name: "g", Config: &tierqv1.GroupConfig{LeaseMs: 600_000, RecordAfterMs: 600_000}})
 	require.NoError(t, err)
 	for i := range 30 {
 		publish(i+1, 100_000, 0)
