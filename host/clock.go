@@ -18,6 +18,10 @@ const (
 	wallAgreement = 500 * time.Millisecond
 	// wallStep is the greatest step that a host takes up when no other host can be asked.
 	wallStep = time.Hour
+	// firstReads is how often the wall clock is read after the start, until another host was heard of, for wallInterval at most.
+	firstReads = 50 * time.Millisecond
+	// skewedReads is how often it is read while it is not taken up.
+	skewedReads = time.Second
 )
 
 // bootTime reads the clock that counts from boot, also while the machine is suspended.
@@ -35,20 +39,23 @@ type Clock struct {
 	wall func() time.Time
 	boot func() time.Duration
 
-	mu       sync.Mutex
-	accepted int64         // unix ms that was last taken up
-	at       time.Duration // boot time of that
-	nextRead time.Duration // boot time of the next reading
-	skewed   bool
-	peers    func() []time.Duration // wall clocks of reachable hosts, less this host's
+	mu        sync.Mutex
+	accepted  int64         // unix ms that was last taken up
+	at        time.Duration // boot time of that
+	nextRead  time.Duration // boot time of the next reading
+	begun     time.Duration // boot time at which the clock was made
+	compared  bool          // the clock was compared with another host's since then
+	skewed    bool
+	tolerated time.Duration // the offset that an operator has accepted
+	peers     func() []time.Duration
 }
 
-// newClock takes up the wall clock as it is. peers returns how far ahead of this host's wall clock those of the reachable
-// hosts are, this host not included.
+// newClock takes up the wall clock as it is until the first other host can be asked. peers returns how far ahead of this host's wall
+// clock those of the reachable hosts are, this host not included.
 func newClock(wall func() time.Time, boot func() time.Duration, peers func() []time.Duration) *Clock {
 	c := &Clock{wall: wall, boot: boot, peers: peers}
 	c.accepted, c.at = wall().UnixMilli(), boot()
-	c.nextRead = c.at + wallInterval
+	c.begun, c.nextRead = c.at, c.at
 	return c
 }
 
@@ -66,32 +73,77 @@ func (c *Clock) Wall() (queue.Stamp, error) {
 	if c.skewed {
 		return 0, code.New(code.ClockSkew, "%s", code.ClockSkew.Info().Text)
 	}
-	return queue.Stamp(c.accepted + (now - c.at).Milliseconds()), nil
+	return c.goesByLocked(now), nil
+}
+
+func (c *Clock) goesByLocked(now time.Duration) queue.Stamp {
+	return queue.Stamp(c.accepted + (now - c.at).Milliseconds())
 }
 
 // readLocked reads the wall clock and takes it up if the reachable hosts agree, or, when there are none, if it has made no great
 // step.
 func (c *Clock) readLocked(now time.Duration) {
+	wall, others := c.wall().UnixMilli(), c.peers()
+	c.compared = c.compared || len(others) > 0
 	c.nextRead = now + wallInterval
-	wall := c.wall().UnixMilli()
-	others := c.peers()
-	c.skewed = false
-	if len(others) == 0 {
-		step := time.Duration(wall-c.accepted)*time.Millisecond - (now - c.at)
-		c.skewed = step.Abs() > wallStep
-	} else if offset := median(append(others, 0)); offset.Abs() > wallAgreement {
-		c.skewed = true
+	if !c.compared && now-c.begun < wallInterval {
+		c.nextRead = now + firstReads
 	}
-	if !c.skewed {
+	step := c.stepLocked(wall, now)
+	switch low, high := medians(append(others, 0)); {
+	case len(others) == 0:
+		c.skewed = step.Abs() > wallStep
+	case agrees(low, 0) && agrees(high, 0):
+		c.skewed, c.tolerated = false, 0
+	case agrees(low, 0) || agrees(high, 0): // as many say so as not: the one whose clock has stepped is wrong
+		c.skewed = step.Abs() > wallAgreement
+	default:
+		c.skewed = c.tolerated == 0 || !agrees(nearer(low, high), c.tolerated)
+	}
+	if c.skewed {
+		c.nextRead = now + skewedReads
+	} else {
 		c.accepted, c.at = wall, now
 	}
 }
 
-// Accept takes up the wall clock as it is, whatever the other hosts say; an operator asked for it.
+// stepLocked is by how much the wall clock has moved more than boot time since it was last taken up.
+func (c *Clock) stepLocked(wall int64, now time.Duration) time.Duration {
+	return time.Duration(wall-c.accepted)*time.Millisecond - (now - c.at)
+}
+
+func agrees(offset, with time.Duration) bool { return (offset - with).Abs() <= wallAgreement }
+
+// ClockReading is a host's clock as it is, and as the host goes by it.
+type ClockReading struct {
+	Wall    queue.Stamp   // of the machine
+	GoesBy  queue.Stamp   // what this host stamps with; while Refused, what it would have stamped with
+	Offset  time.Duration // how far the median of the reachable hosts, this one included, is ahead of Wall
+	Asked   int           // other hosts that are reachable
+	Refused bool          // the wall clock is not taken up: calls are refused with CLOCK_SKEW
+}
+
+// Reading reads the wall clock again and says what has become of it.
+func (c *Clock) Reading() ClockReading {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now, others := c.boot(), c.peers()
+	c.readLocked(now)
+	return ClockReading{
+		Wall: queue.Stamp(c.wall().UnixMilli()), GoesBy: c.goesByLocked(now), Offset: nearer(medians(append(others, 0))), Asked: len(others), Refused: c.skewed,
+	}
+}
+
+// Accept takes up the wall clock as it is, whatever the other hosts say; an operator asked for it. It stays so while the difference to the
+// others does, and this process runs.
 func (c *Clock) Accept() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.accepted, c.at, c.skewed = c.wall().UnixMilli(), c.boot(), false
+	c.tolerated = 0
+	if offset := nearer(medians(append(c.peers(), 0))); !agrees(offset, 0) {
+		c.tolerated = offset
+	}
 	c.nextRead = c.at + wallInterval
 }
 
@@ -101,11 +153,15 @@ func (c *Clock) Skewed() bool {
 	return err != nil
 }
 
-// median returns the middle one, of two the one that is nearer to this host's clock.
-func median(offsets []time.Duration) time.Duration {
+// medians returns the middle one twice, or of an even number the two in the middle. It sorts offsets.
+func medians(offsets []time.Duration) (low, high time.Duration) {
 	slices.Sort(offsets)
 	n := len(offsets)
-	low, high := offsets[(n-1)/2], offsets[n/2]
+	return offsets[(n-1)/2], offsets[n/2]
+}
+
+// nearer returns the offset that is nearer to this host's clock.
+func nearer(low, high time.Duration) time.Duration {
 	if low.Abs() < high.Abs() {
 		return low
 	}

@@ -706,6 +706,9 @@ func (b *peerBackend) ProposeCatalog(ctx context.Context, command []byte) ([]byt
 
 func (b *peerBackend) LowSpace() bool { return b.h.lowSpace.Load() }
 
+// ClockRefused implements peer.Backend.
+func (b *peerBackend) ClockRefused() bool { return b.h.clock.Skewed() }
+
 func (b *peerBackend) Reports() ([]peer.ShardReport, uint64) {
 	return b.h.reports(), b.h.Catalog().Version()
 }

@@ -219,6 +219,7 @@ func (h *RaftHost) openPeers() (err error) {
 		Fleet:    h.fleetName,
 		Address:  h.book.peer,
 		Wall:     h.cfg.WallClock,
+		Boot:     h.cfg.BootClock,
 		Backend:  &peerBackend{h},
 		Interval: h.cfg.ReportInterval,
 		Silence:  h.cfg.Silence,

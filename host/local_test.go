@@ -197,11 +197,70 @@ func TestClock(t *testing.T) {
 	c.advance(wallInterval)
 	wall() // of two, neither is the median's other side: this host's own stands
 
+	testClockJumps(t)
+
 	var s shardClock
 	require.Zero(t, s.now(0))
 	s.observe(500, 10*time.Second)
 	s.observe(400, 11*time.Second)
 	require.EqualValues(t, 2500, s.now(12*time.Second), "the shard's clock goes on with boot time")
+}
+
+// testClockJumps: a clock that jumps is not taken up, whoever is reachable, until it is right again or an operator says so.
+func testClockJumps(t *testing.T) {
+	for _, jump := range []time.Duration{3 * time.Hour, -3 * time.Hour, 2 * time.Second, -2 * time.Second} {
+		for others := 1; others <= 4; others++ {
+			c := &testClock{}
+			c.wall.Store(1_000_000_000)
+			c.offsets = make([]time.Duration, others)
+			clock := c.clock()
+			set := func(ahead time.Duration) {
+				c.wall.Add(ahead.Milliseconds())
+				for i := range c.offsets {
+					c.offsets[i] -= ahead
+				}
+			}
+			before, err := clock.Wall()
+			require.NoError(t, err)
+			set(jump)
+			c.advance(wallInterval)
+			_, err = clock.Wall()
+			got, _ := codeOf(t, err)
+			require.Equal(t, code.ClockSkew, got, "%v with %d others", jump, others)
+			r := clock.Reading()
+			require.True(t, r.Refused)
+			require.Equal(t, before+queue.Stamp(wallInterval.Milliseconds()), r.GoesBy, "what it would go by has not jumped")
+			require.Equal(t, others, r.Asked)
+
+			set(-jump)
+			c.advance(skewedReads)
+			now, err := clock.Wall()
+			require.NoError(t, err, "it is right again")
+			require.EqualValues(t, c.wall.Load(), now)
+
+			set(jump)
+			c.advance(wallInterval)
+			require.True(t, clock.Skewed())
+			clock.Accept()
+			for range 3 {
+				now, err = clock.Wall()
+				require.NoError(t, err, "an operator has accepted it")
+				require.EqualValues(t, c.wall.Load(), now)
+				c.advance(wallInterval)
+			}
+			set(jump)
+			c.advance(wallInterval)
+			require.True(t, clock.Skewed(), "another step was not accepted")
+		}
+	}
+	// A process that starts with a wrong clock finds out as soon as it hears the others.
+	c := &testClock{}
+	c.wall.Store(1_000_000_000)
+	clock := c.clock()
+	require.False(t, clock.Skewed())
+	c.offsets = []time.Duration{time.Hour, time.Hour}
+	c.advance(firstReads)
+	require.True(t, clock.Skewed())
 }
 
 func TestConfigValidate(t *testing.T) {

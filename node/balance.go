@@ -122,6 +122,14 @@ func (k *housekeeper) turn() queue.ReplicaID {
 	o := k.reader.Meta().Options
 	replicas := slices.Clone(k.fleet.FullReplicas(k.shard))
 	replicas = slices.DeleteFunc(replicas, func(r replicaHost) bool { return !k.settled(r.Replica) })
+	if !k.fleet.Serves(k.host, k.shard) { // its clock is refused, so nothing is published here: any other one is better
+		for _, r := range replicas {
+			if r.Host != k.host && k.fleet.Serves(r.Host, k.shard) {
+				return r.Replica
+			}
+		}
+		return 0
+	}
 	if o.Partitions < 2 {
 		if s, ok := k.fleet.(leaderSpreader); ok {
 			return s.LeaderFor(k.shard)

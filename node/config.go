@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.uber.org/zap/zapcore"
 	"gopkg.in/yaml.v3"
@@ -78,6 +79,8 @@ type Config struct {
 	LowSpaceBytes uint64 `yaml:"low_space_bytes"`
 	// Log is the least level that is logged: debug, info, warn or error. Defaults to info.
 	Log string `yaml:"log"`
+
+	wall func() time.Time // nil: the machine's; a test's
 }
 
 // LoadConfig reads and validates a host's file.

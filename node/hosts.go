@@ -46,7 +46,9 @@ func (n *Node) ListHosts(ctx context.Context) (api.HostList, error) {
 	var out api.HostList
 	for _, h := range v.Hosts() {
 		alive, silent := n.heard(h.ID)
+		offset, refused, known := n.clockOf(h.ID)
 		out.Hosts = append(out.Hosts, api.HostDetail{
+			Clock: offset, ClockKnown: known, ClockRefused: refused,
 			HostInfo: api.HostInfo{ID: h.ID, Role: h.Role.String(), API: h.ClientAddr, Peer: h.PeerAddr, Domain: h.Domain, Alive: alive, Silent: silent},
 			State:    v.HostState(h.ID).String(), Raft: h.RaftAddr, Replicas: v.Left(h.ID), Leaders: leads[h.ID],
 		})
@@ -58,6 +60,35 @@ func (n *Node) ListHosts(ctx context.Context) (api.HostList, error) {
 		out.Moves = append(out.Moves, n.plannedMove(v, planned))
 	}
 	return out, nil
+}
+
+// clockOf says how far a host's wall clock is ahead of this one's, and whether the host takes it up.
+func (n *Node) clockOf(id uint64) (offset time.Duration, refused, known bool) {
+	if id == n.id {
+		return 0, n.raft.Clock().Skewed(), true
+	}
+	return n.raft.Peers().ClockOffset(id)
+}
+
+// AcceptClock implements api.Hosts.
+func (n *Node) AcceptClock(_ context.Context, hostID uint64, dryRun bool) (api.ClockState, error) {
+	if hostID != n.id {
+		h, ok := n.view().Host(hostID)
+		switch {
+		case !ok:
+			return api.ClockState{}, code.New(code.UnknownHost, "host %d is not in the fleet", hostID)
+		case h.Role != catalog.HostFull:
+			return api.ClockState{}, code.New(code.InvalidArgument, "host %d is a witness: nothing goes by its clock", hostID)
+		}
+		return api.ClockState{}, n.elsewhere(hostID, code.New(code.Unavailable, "host %d must answer itself", hostID))
+	}
+	clock := n.raft.Clock()
+	r := clock.Reading()
+	if !dryRun {
+		n.log.Warn("the clock is taken up as it is, as an operator said", zap.Duration("offset", r.Offset), zap.Int("asked", r.Asked), zap.Bool("refused", r.Refused))
+		clock.Accept()
+	}
+	return api.ClockState{Wall: r.Wall, GoesBy: r.GoesBy, Offset: r.Offset, Asked: r.Asked, Refused: r.Refused}, nil
 }
 
 // leaders are the hosts that lead the shards, as far as known.

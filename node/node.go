@@ -142,7 +142,7 @@ func closeListeners(ls Listeners) {
 
 func (n *Node) hostConfig(ls Listeners) host.Config {
 	c := host.Config{
-		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry, LowSpaceBytes: n.cfg.LowSpaceBytes, TLS: n.peerCerts,
+		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry, LowSpaceBytes: n.cfg.LowSpaceBytes, TLS: n.peerCerts, WallClock: n.cfg.wall,
 		OnApplied:        n.onApplied,
 		OnInstalled:      n.onInstalled,
 		OnReplicaStarted: n.onStarted,
@@ -421,13 +421,14 @@ func (n *Node) Refresh(ctx context.Context) error {
 	return err
 }
 
-// Serves implements fleet: an alive host whose replica was stopped, or never came up, serves nobody.
+// Serves implements fleet: an alive host whose replica was stopped, or never came up, or whose clock is refused, serves nobody.
 func (n *Node) Serves(id, shard uint64) bool {
+	_, refused, _ := n.clockOf(id)
 	if id == n.id {
 		_, ok := n.raft.SelfReplica(shard)
-		return ok
+		return ok && !refused
 	}
-	if !n.Alive(id) {
+	if refused || !n.Alive(id) {
 		return false
 	}
 	_, ok := n.raft.Peers().Reported(id, shard)

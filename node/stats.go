@@ -215,8 +215,10 @@ var (
 	descParked  = prometheus.NewDesc("tierq_outbox_parked_seconds", "For how long the group's dead letters have not gone on, by reason; at the home only.", []string{"queue", "partition", "group", "code"}, nil)
 	descCopies  = prometheus.NewDesc("tierq_data_copies", "Full replicas that are in sync; at the leader's host only.", []string{"queue", "partition"}, nil)
 	descCert    = prometheus.NewDesc("tierq_certificate_expiry_seconds", "Until the certificate in use ends, by use: peer, api. Below 0: it has ended.", []string{"use"}, nil)
+	descClock   = prometheus.NewDesc("tierq_clock_offset_seconds", "How far the median of the reachable hosts' clocks is ahead of this host's.", nil, nil)
+	descRefused = prometheus.NewDesc("tierq_clock_refused", "1: this host does not take up its wall clock, and refuses calls with CLOCK_SKEW.", nil, nil)
 	descLow     = prometheus.NewDesc("tierq_disk_low", "1: the data disk is nearly full and publishes are refused.", nil, nil)
-	descPeer    = prometheus.NewDesc("tierq_host_heard", "1: the other host is heard of, 0: it is silent.", []string{"host"}, nil)
+	descPeer    = prometheus.NewDesc("tierq_host_heard", "1: the other host is heard of, 0: it is silent.", []string{"host", "role"}, nil)
 	descDead    = prometheus.NewDesc("tierq_group_dead", "Dead letters now.", []string{"queue", "partition", "group"}, nil)
 )
 
@@ -231,7 +233,7 @@ func bit(b bool) float64 {
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUptime, descDesks, descCert, descLow, descPeer, descQuorum, descCopies, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead, descExports, descParked} {
+	for _, d := range []*prometheus.Desc{descUptime, descDesks, descCert, descClock, descRefused, descLow, descPeer, descQuorum, descCopies, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead, descExports, descParked} {
 		ch <- d
 	}
 }
@@ -249,10 +251,13 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for use, ends := range n.certEnds() {
 		gauge(descCert, time.Until(ends).Seconds(), use)
 	}
+	clock := n.raft.Clock().Reading()
+	gauge(descClock, clock.Offset.Seconds())
+	gauge(descRefused, bit(clock.Refused))
 	gauge(descLow, bit(n.raft.SpaceIsLow()))
 	for _, h := range n.view().Hosts() {
 		if h.ID != n.id {
-			gauge(descPeer, bit(n.Alive(h.ID)), itoa(h.ID))
+			gauge(descPeer, bit(n.Alive(h.ID)), itoa(h.ID), h.Role.String())
 		}
 	}
 	for _, q := range n.view().AllQueues() {

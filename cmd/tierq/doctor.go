@@ -69,24 +69,32 @@ func (d *doctor) failed() int {
 }
 
 func doctorCommand(a *app) *cobra.Command {
-	var admin string
+	var admin, clock string
+	var yes bool
 	c := &cobra.Command{
 		Use:   "doctor [QUEUE...]",
 		Short: "check the invariants of the fleet, its queues and groups; exit 4 when one does not hold",
 		Long: "Check what must hold at any moment: that hosts answer, that queues have leaders, quorums and copies, that replicas are\n" +
 			"equal, that every group has one home, and that its counters add up. --admin names the hosts' admin listeners, whose\n" +
-			"/stats are read at one applied index per shard; without it the sums are not checked.",
+			"/stats are read at one applied index per shard; without it the sums are not checked.\n\n" +
+			"--accept-clock HOST is for a host that refuses calls with CLOCK_SKEW although its clock is right: it shows the clock and, with --yes,\n" +
+			"makes the host take it up until it starts again. Delays and TTLs of that host's partitions go by that clock from then on.",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, q := range args {
 				if err := checkName("queue", q); err != nil {
 					return err
 				}
 			}
+			if clock != "" {
+				return a.acceptClock(cmd.Context(), clock, yes)
+			}
 			return a.withClientFor(cmd.Context(), time.Minute, func(ctx context.Context, c *client.Client) error {
 				return a.examine(ctx, c, args, splitList(admin))
 			})
 		},
 	}
+	c.Flags().StringVar(&clock, "accept-clock", "", "the full host that is to take its clock up as it is; nothing is checked")
+	c.Flags().BoolVar(&yes, "yes", false, "with --accept-clock: do it, after a look without")
 	c.Flags().StringVar(&admin, "admin", os.Getenv("TIERQ_ADMIN"), "admin addresses of full hosts, separated by commas (env TIERQ_ADMIN)")
 	return c
 }
@@ -108,6 +116,9 @@ func (a *app) examine(ctx context.Context, c *client.Client, names, admin []stri
 		return err
 	}
 	d.examineFleet(st)
+	if l, err := c.ListHosts(ctx); err == nil { // it takes an operator
+		d.examineClocks(l.Hosts)
+	}
 	if len(names) == 0 {
 		qs, err := c.ListQueues(ctx, "")
 		if err != nil {

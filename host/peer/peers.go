@@ -64,6 +64,8 @@ type Backend interface {
 	Reports() (shards []ShardReport, catalogVersion uint64)
 	// LowSpace says whether this host's disk is nearly full.
 	LowSpace() bool
+	// ClockRefused says whether this host does not take up its wall clock.
+	ClockRefused() bool
 	// CopiesReported takes what another host's full replicas have on disk; it must not block. CopiesEnded says that
 	// nothing more comes from that host.
 	CopiesReported(hostID uint64, reports []CopyReport)
@@ -82,6 +84,7 @@ type Config struct {
 	Interval time.Duration // between two reports to a host
 	Silence  time.Duration // without a report after which a host is not alive
 	Wall     func() time.Time
+	Boot     func() time.Duration // the time since boot
 	Logger   *zap.Logger
 	TLS      *certs.Store // nil: plain text. Else mutual, with one CA for all hosts
 

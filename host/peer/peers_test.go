@@ -47,7 +47,8 @@ func (h *testHost) Identity() Identity {
 
 func (h *testHost) Hosts() []uint64 { return h.others }
 
-func (h *testHost) LowSpace() bool { return h.low.Load() }
+func (h *testHost) LowSpace() bool     { return h.low.Load() }
+func (h *testHost) ClockRefused() bool { return h.low.Load() }
 func (h *testHost) Reports() ([]ShardReport, uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -89,7 +90,7 @@ func (h *testHost) failure() error {
 // newPair returns two hosts that know each other's address and belong to fleet "f".
 func newPair(t *testing.T) (a, b *testHost) {
 	t.Helper()
-	hosts := make(map[uint64]*testHost)
+	hosts, began := make(map[uint64]*testHost), time.Now()
 	for _, id := range []uint64{1, 2} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
@@ -106,6 +107,7 @@ func newPair(t *testing.T) (a, b *testHost) {
 				return other.Addr().String(), true
 			},
 			Interval: 10 * time.Millisecond, Silence: 300 * time.Millisecond,
+			Boot: func() time.Duration { return time.Since(began) },
 			Wall: func() time.Time { return time.Now().Add(time.Duration(h.wall.Load()) * time.Millisecond) },
 		})
 		hosts[id] = h

@@ -10,6 +10,9 @@ import (
 	"github.com/tierq/tierq/host/peer/peerv1"
 )
 
+// clockTrip is how long an answer may take from which another host's clock is read: half of it is how wrong that may be.
+const clockTrip = 400 * time.Millisecond
+
 // other is what this host knows of another one. Guarded by Peers.mu.
 type other struct {
 	// What it told.
@@ -20,10 +23,11 @@ type other struct {
 	shards    map[uint64]ShardReport
 	catalog   uint64 // version
 	low       bool   // its disk is nearly full
+	skewed    bool   // it does not take up its wall clock
 
-	// How its wall clock differs from this host's, as its last answer showed.
-	offset    time.Duration
-	hasOffset bool
+	// Its wall clock at boot time 0 of this host, as its last answer showed: a step of this host's own wall clock does not move it.
+	wallMs  int64
+	hasWall bool
 
 	// What it was told.
 	busy bool // a report is on its way
@@ -105,12 +109,32 @@ func (p *Peers) CatalogVersion(hostID uint64) uint64 {
 
 // ClockOffsets returns how far ahead of this host's wall clock those of the hosts are that are alive.
 func (p *Peers) ClockOffsets() []time.Duration {
+	var offsets []time.Duration
+	for _, o := range p.clockOffsets() {
+		offsets = append(offsets, o)
+	}
+	return offsets
+}
+
+// ClockOffset is one of ClockOffsets; refused says that the host itself does not take its clock up.
+func (p *Peers) ClockOffset(hostID uint64) (offset time.Duration, refused, ok bool) {
+	offset, ok = p.clockOffsets()[hostID]
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var offsets []time.Duration
-	for _, o := range p.others {
-		if o.hasOffset && time.Since(o.heard) < p.cfg.Silence {
-			offsets = append(offsets, o.offset)
+	if o, known := p.others[hostID]; known {
+		refused = o.skewed && time.Since(o.heard) < p.cfg.Silence
+	}
+	return offset, refused, ok
+}
+
+func (p *Peers) clockOffsets() map[uint64]time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	since := p.cfg.Boot().Milliseconds() - p.cfg.Wall().UnixMilli()
+	offsets := make(map[uint64]time.Duration)
+	for id, o := range p.others {
+		if o.hasWall && time.Since(o.heard) < p.cfg.Silence {
+			offsets[id] = time.Duration(o.wallMs+since) * time.Millisecond
 		}
 	}
 	return offsets
@@ -121,7 +145,7 @@ func (p *Peers) takeReport(r *peerv1.ReportRequest) (needFull bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.otherLocked(r.HostId)
-	o.heard, o.catalog, o.low = time.Now(), r.CatalogVersion, r.LowSpace
+	o.heard, o.catalog, o.low, o.skewed = time.Now(), r.CatalogVersion, r.LowSpace, r.ClockRefused
 	if !r.Full && (o.processID != r.ProcessId || o.sequence+1 != r.Sequence) {
 		return true
 	}
@@ -149,9 +173,9 @@ func (p *Peers) reportLoop() {
 	for {
 		if p.cfg.Fleet() != "" {
 			shards, version := p.cfg.Backend.Reports()
-			low := p.cfg.Backend.LowSpace()
+			low, skewed := p.cfg.Backend.LowSpace(), p.cfg.Backend.ClockRefused()
 			for _, hostID := range p.cfg.Backend.Hosts() {
-				p.report(hostID, shards, version, low)
+				p.report(hostID, shards, version, low, skewed)
 			}
 		}
 		select {
@@ -163,7 +187,7 @@ func (p *Peers) reportLoop() {
 }
 
 // report sends one report, in a goroutine of its own.
-func (p *Peers) report(hostID uint64, shards []ShardReport, version uint64, low bool) {
+func (p *Peers) report(hostID uint64, shards []ShardReport, version uint64, low, skewed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.otherLocked(hostID)
@@ -178,7 +202,7 @@ func (p *Peers) report(hostID uint64, shards []ShardReport, version uint64, low 
 	full := o.told == nil
 	r := &peerv1.ReportRequest{
 		HostId: p.cfg.HostID, ProcessId: p.processID, Sequence: o.sent, Full: full,
-		Shards: changes(o.told, shards), CatalogVersion: version, LowSpace: low,
+		Shards: changes(o.told, shards), CatalogVersion: version, LowSpace: low, ClockRefused: skewed,
 	}
 	p.tasks.Add(1)
 	go func() {
@@ -212,9 +236,9 @@ func changes(told map[uint64]ShardReport, shards []ShardReport) []*peerv1.ShardR
 func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardReport) {
 	ctx, cancel := context.WithTimeout(p.ctx, p.cfg.Silence)
 	defer cancel()
-	before := p.cfg.Wall()
+	began, before := time.Now(), p.cfg.Boot()
 	resp, err := p.Service(hostID).Report(ctx, connect.NewRequest(r))
-	after := p.cfg.Wall()
+	took, after := time.Since(began), p.cfg.Boot()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.otherLocked(hostID)
@@ -229,8 +253,9 @@ func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardRepor
 	}
 	o.heard = time.Now()
 	o.answered = o.heard
-	middle := before.Add(after.Sub(before) / 2)
-	o.offset, o.hasOffset = time.Duration(resp.Msg.WallMs-middle.UnixMilli())*time.Millisecond, true
+	if took <= clockTrip || !o.hasWall {
+		o.wallMs, o.hasWall = resp.Msg.WallMs-(before+(after-before)/2).Milliseconds(), true
+	}
 	p.noteLocked(hostID, o, nil)
 	if o.told = nil; !resp.Msg.NeedFull {
 		o.told = make(map[uint64]ShardReport, len(shards))

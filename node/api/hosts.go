@@ -6,6 +6,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/tierq/tierq/queue"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/api/tierq/v1/tierqv1connect"
 	"github.com/tierq/tierq/queue/code"
@@ -21,6 +22,16 @@ type Hosts interface {
 	Rebalance(ctx context.Context, dryRun bool) (Rebalanced, error)
 	// MoveLeader is answered by the leader's host.
 	MoveLeader(ctx context.Context, shard, toHost uint64) error
+	// AcceptClock is answered by the host itself. It reads its clock and, unless it is a dry run, takes it up.
+	AcceptClock(ctx context.Context, host uint64, dryRun bool) (ClockState, error)
+}
+
+// ClockState is a host's clock; Offset is how far the others' median is ahead of Wall, of Asked others.
+type ClockState struct {
+	Wall, GoesBy queue.Stamp
+	Offset       time.Duration
+	Asked        int
+	Refused      bool
 }
 
 // HostList is the fleet's hosts, and the replicas that are, or should be, on their way.
@@ -36,6 +47,9 @@ type HostDetail struct {
 	Raft     string
 	Replicas int
 	Leaders  int
+	// Clock is ahead of the answering host's, if ClockKnown; with ClockRefused the host itself does not take it up.
+	Clock                    time.Duration
+	ClockKnown, ClockRefused bool
 }
 
 // ReplicaMove is a replica that is being replaced, is to be, or cannot be. Queue is empty for the catalog.
@@ -82,6 +96,7 @@ func (s fleetService) ListHosts(ctx context.Context, _ *connect.Request[tierqv1.
 		out.Hosts = append(out.Hosts, &tierqv1.FleetHost{
 			Id: h.ID, Role: h.Role, State: h.State, Alive: h.Alive, Replicas: uint32(h.Replicas), Leaders: uint32(h.Leaders),
 			Domain: h.Domain, Api: h.API, Peer: h.Peer, Raft: h.Raft,
+			ClockOffsetMs: h.Clock.Milliseconds(), ClockKnown: h.ClockKnown, ClockRefused: h.ClockRefused,
 		})
 	}
 	return connect.NewResponse(out), nil
@@ -149,4 +164,22 @@ func (s fleetService) MoveLeader(ctx context.Context, req *connect.Request[tierq
 		})
 	}
 	return connect.NewResponse(&tierqv1.MoveLeaderResponse{}), nil
+}
+
+func (s fleetService) AcceptClock(ctx context.Context, req *connect.Request[tierqv1.AcceptClockRequest]) (*connect.Response[tierqv1.AcceptClockResponse], error) {
+	m := req.Msg
+	if m.GetHost() == 0 {
+		return nil, code.New(code.InvalidArgument, "host: name one")
+	}
+	c, err := s.backend.AcceptClock(ctx, m.GetHost(), m.GetDryRun())
+	if err != nil {
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.AcceptClockRequest]) (*connect.Response[tierqv1.AcceptClockResponse], error) {
+			httpClient, base := s.forward(host)
+			return tierqv1connect.NewFleetServiceClient(httpClient, base, connect.WithGRPC()).AcceptClock(ctx, r)
+		})
+	}
+	return connect.NewResponse(&tierqv1.AcceptClockResponse{
+		Host: m.GetHost(), WallUnixMs: uint64(c.Wall), GoesByUnixMs: uint64(c.GoesBy), OffsetMs: c.Offset.Milliseconds(), Asked: uint32(c.Asked),
+		Refused: c.Refused, Accepted: !m.GetDryRun(),
+	}), nil
 }

@@ -45,3 +45,11 @@ func (c *Client) MoveLeader(ctx context.Context, shard, toHost uint64) error {
 		&tierqv1.MoveLeaderRequest{Shard: shard, ToHost: toHost})
 	return err
 }
+
+// AcceptClock reads a full host's clock and, unless it is a dry run, makes that host take it up although it differs from the others'.
+func (c *Client) AcceptClock(ctx context.Context, host uint64, dryRun bool) (*tierqv1.AcceptClockResponse, error) {
+	accept := func(a *apis) method[tierqv1.AcceptClockRequest, tierqv1.AcceptClockResponse] {
+		return a.fleet.AcceptClock
+	}
+	return call(ctx, c, write(true), accept, &tierqv1.AcceptClockRequest{Host: host, DryRun: dryRun})
+}

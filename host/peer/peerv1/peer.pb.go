@@ -522,7 +522,9 @@ type ReportRequest struct {
 	Shards         []*ShardReport `protobuf:"bytes,5,rep,name=shards,proto3" json:"shards,omitempty"`
 	CatalogVersion uint64         `protobuf:"varint,6,opt,name=catalog_version,json=catalogVersion,proto3" json:"catalog_version,omitempty"`
 	// The host's disk is nearly full.
-	LowSpace      bool `protobuf:"varint,7,opt,name=low_space,json=lowSpace,proto3" json:"low_space,omitempty"`
+	LowSpace bool `protobuf:"varint,7,opt,name=low_space,json=lowSpace,proto3" json:"low_space,omitempty"`
+	// The host does not take up its wall clock: it differs from the others'.
+	ClockRefused  bool `protobuf:"varint,8,opt,name=clock_refused,json=clockRefused,proto3" json:"clock_refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -602,6 +604,13 @@ func (x *ReportRequest) GetCatalogVersion() uint64 {
 func (x *ReportRequest) GetLowSpace() bool {
 	if x != nil {
 		return x.LowSpace
+	}
+	return false
+}
+
+func (x *ReportRequest) GetClockRefused() bool {
+	if x != nil {
+		return x.ClockRefused
 	}
 	return false
 }
@@ -1060,7 +1069,7 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\x15ProposeCatalogRequest\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\fR\acommand\"0\n" +
 	"\x16ProposeCatalogResponse\x12\x16\n" +
-	"\x06result\x18\x01 \x01(\fR\x06result\"\xf1\x01\n" +
+	"\x06result\x18\x01 \x01(\fR\x06result\"\x96\x02\n" +
 	"\rReportRequest\x12\x17\n" +
 	"\ahost_id\x18\x01 \x01(\x04R\x06hostId\x12\x1d\n" +
 	"\n" +
@@ -1069,7 +1078,8 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\x04full\x18\x04 \x01(\bR\x04full\x122\n" +
 	"\x06shards\x18\x05 \x03(\v2\x1a.tierq.peer.v1.ShardReportR\x06shards\x12'\n" +
 	"\x0fcatalog_version\x18\x06 \x01(\x04R\x0ecatalogVersion\x12\x1b\n" +
-	"\tlow_space\x18\a \x01(\bR\blowSpace\"F\n" +
+	"\tlow_space\x18\a \x01(\bR\blowSpace\x12#\n" +
+	"\rclock_refused\x18\b \x01(\bR\fclockRefused\"F\n" +
 	"\x0eReportResponse\x12\x17\n" +
 	"\awall_ms\x18\x01 \x01(\x03R\x06wallMs\x12\x1b\n" +
 	"\tneed_full\x18\x02 \x01(\bR\bneedFull\"\xed\x01\n" +

@@ -34,3 +34,7 @@ func (v hostsView) Rebalance(_ context.Context, r *connect.Request[tierqv1.Rebal
 func (v hostsView) MoveLeader(_ context.Context, r *connect.Request[tierqv1.MoveLeaderRequest]) (*connect.Response[tierqv1.MoveLeaderResponse], error) {
 	return answer[tierqv1.MoveLeaderRequest, tierqv1.MoveLeaderResponse](v.f, r)
 }
+
+func (v hostsView) AcceptClock(_ context.Context, r *connect.Request[tierqv1.AcceptClockRequest]) (*connect.Response[tierqv1.AcceptClockResponse], error) {
+	return answer[tierqv1.AcceptClockRequest, tierqv1.AcceptClockResponse](v.f, r)
+}

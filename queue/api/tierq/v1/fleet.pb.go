@@ -120,11 +120,16 @@ type FleetHost struct {
 	// Replicas on it, those included that it has yet to remove.
 	Replicas uint32 `protobuf:"varint,5,opt,name=replicas,proto3" json:"replicas,omitempty"`
 	// Partitions of queues, and the catalog, that it leads.
-	Leaders       uint32 `protobuf:"varint,6,opt,name=leaders,proto3" json:"leaders,omitempty"`
-	Domain        string `protobuf:"bytes,7,opt,name=domain,proto3" json:"domain,omitempty"`
-	Api           string `protobuf:"bytes,8,opt,name=api,proto3" json:"api,omitempty"`
-	Peer          string `protobuf:"bytes,9,opt,name=peer,proto3" json:"peer,omitempty"`
-	Raft          string `protobuf:"bytes,10,opt,name=raft,proto3" json:"raft,omitempty"`
+	Leaders uint32 `protobuf:"varint,6,opt,name=leaders,proto3" json:"leaders,omitempty"`
+	Domain  string `protobuf:"bytes,7,opt,name=domain,proto3" json:"domain,omitempty"`
+	Api     string `protobuf:"bytes,8,opt,name=api,proto3" json:"api,omitempty"`
+	Peer    string `protobuf:"bytes,9,opt,name=peer,proto3" json:"peer,omitempty"`
+	Raft    string `protobuf:"bytes,10,opt,name=raft,proto3" json:"raft,omitempty"`
+	// By how much its wall clock is ahead of that of the host that answers, if it is heard of.
+	ClockOffsetMs int64 `protobuf:"zigzag64,11,opt,name=clock_offset_ms,json=clockOffsetMs,proto3" json:"clock_offset_ms,omitempty"`
+	ClockKnown    bool  `protobuf:"varint,12,opt,name=clock_known,json=clockKnown,proto3" json:"clock_known,omitempty"`
+	// It does not take up its wall clock, and refuses calls with CLOCK_SKEW.
+	ClockRefused  bool `protobuf:"varint,13,opt,name=clock_refused,json=clockRefused,proto3" json:"clock_refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -227,6 +232,27 @@ func (x *FleetHost) GetRaft() string {
 		return x.Raft
 	}
 	return ""
+}
+
+func (x *FleetHost) GetClockOffsetMs() int64 {
+	if x != nil {
+		return x.ClockOffsetMs
+	}
+	return 0
+}
+
+func (x *FleetHost) GetClockKnown() bool {
+	if x != nil {
+		return x.ClockKnown
+	}
+	return false
+}
+
+func (x *FleetHost) GetClockRefused() bool {
+	if x != nil {
+		return x.ClockRefused
+	}
+	return false
 }
 
 // ReplicaMove is a replica that is being replaced by another one, is to be, or cannot be.
@@ -907,6 +933,153 @@ func (*MoveLeaderResponse) Descriptor() ([]byte, []int) {
 	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{14}
 }
 
+type AcceptClockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Host          uint64                 `protobuf:"varint,1,opt,name=host,proto3" json:"host,omitempty"`
+	DryRun        bool                   `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceptClockRequest) Reset() {
+	*x = AcceptClockRequest{}
+	mi := &file_tierq_v1_fleet_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceptClockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceptClockRequest) ProtoMessage() {}
+
+func (x *AcceptClockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_fleet_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceptClockRequest.ProtoReflect.Descriptor instead.
+func (*AcceptClockRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *AcceptClockRequest) GetHost() uint64 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
+}
+
+func (x *AcceptClockRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type AcceptClockResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Host  uint64                 `protobuf:"varint,1,opt,name=host,proto3" json:"host,omitempty"`
+	// Its wall clock, and the time that it went by before the call.
+	WallUnixMs   uint64 `protobuf:"varint,2,opt,name=wall_unix_ms,json=wallUnixMs,proto3" json:"wall_unix_ms,omitempty"`
+	GoesByUnixMs uint64 `protobuf:"varint,3,opt,name=goes_by_unix_ms,json=goesByUnixMs,proto3" json:"goes_by_unix_ms,omitempty"`
+	// How far the median of the hosts that it reaches, itself included, is ahead of its wall clock, and how many others these are.
+	OffsetMs int64  `protobuf:"zigzag64,4,opt,name=offset_ms,json=offsetMs,proto3" json:"offset_ms,omitempty"`
+	Asked    uint32 `protobuf:"varint,5,opt,name=asked,proto3" json:"asked,omitempty"`
+	// Before the call it did not take up its wall clock.
+	Refused       bool `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`
+	Accepted      bool `protobuf:"varint,7,opt,name=accepted,proto3" json:"accepted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceptClockResponse) Reset() {
+	*x = AcceptClockResponse{}
+	mi := &file_tierq_v1_fleet_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceptClockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceptClockResponse) ProtoMessage() {}
+
+func (x *AcceptClockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_fleet_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceptClockResponse.ProtoReflect.Descriptor instead.
+func (*AcceptClockResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *AcceptClockResponse) GetHost() uint64 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
+}
+
+func (x *AcceptClockResponse) GetWallUnixMs() uint64 {
+	if x != nil {
+		return x.WallUnixMs
+	}
+	return 0
+}
+
+func (x *AcceptClockResponse) GetGoesByUnixMs() uint64 {
+	if x != nil {
+		return x.GoesByUnixMs
+	}
+	return 0
+}
+
+func (x *AcceptClockResponse) GetOffsetMs() int64 {
+	if x != nil {
+		return x.OffsetMs
+	}
+	return 0
+}
+
+func (x *AcceptClockResponse) GetAsked() uint32 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+func (x *AcceptClockResponse) GetRefused() bool {
+	if x != nil {
+		return x.Refused
+	}
+	return false
+}
+
+func (x *AcceptClockResponse) GetAccepted() bool {
+	if x != nil {
+		return x.Accepted
+	}
+	return false
+}
+
 var File_tierq_v1_fleet_proto protoreflect.FileDescriptor
 
 const file_tierq_v1_fleet_proto_rawDesc = "" +
@@ -915,7 +1088,7 @@ const file_tierq_v1_fleet_proto_rawDesc = "" +
 	"\x10ListHostsRequest\"k\n" +
 	"\x11ListHostsResponse\x12)\n" +
 	"\x05hosts\x18\x01 \x03(\v2\x13.tierq.v1.FleetHostR\x05hosts\x12+\n" +
-	"\x05moves\x18\x02 \x03(\v2\x15.tierq.v1.ReplicaMoveR\x05moves\"\xe3\x01\n" +
+	"\x05moves\x18\x02 \x03(\v2\x15.tierq.v1.ReplicaMoveR\x05moves\"\xd1\x02\n" +
 	"\tFleetHost\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x14\n" +
@@ -927,7 +1100,11 @@ const file_tierq_v1_fleet_proto_rawDesc = "" +
 	"\x03api\x18\b \x01(\tR\x03api\x12\x12\n" +
 	"\x04peer\x18\t \x01(\tR\x04peer\x12\x12\n" +
 	"\x04raft\x18\n" +
-	" \x01(\tR\x04raft\"\xe5\x01\n" +
+	" \x01(\tR\x04raft\x12&\n" +
+	"\x0fclock_offset_ms\x18\v \x01(\x12R\rclockOffsetMs\x12\x1f\n" +
+	"\vclock_known\x18\f \x01(\bR\n" +
+	"clockKnown\x12#\n" +
+	"\rclock_refused\x18\r \x01(\bR\fclockRefused\"\xe5\x01\n" +
 	"\vReplicaMove\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x1c\n" +
@@ -970,7 +1147,19 @@ const file_tierq_v1_fleet_proto_rawDesc = "" +
 	"\x11MoveLeaderRequest\x12\x14\n" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12\x17\n" +
 	"\ato_host\x18\x02 \x01(\x04R\x06toHost\"\x14\n" +
-	"\x12MoveLeaderResponse2\xca\x03\n" +
+	"\x12MoveLeaderResponse\"A\n" +
+	"\x12AcceptClockRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\x04R\x04host\x12\x17\n" +
+	"\adry_run\x18\x02 \x01(\bR\x06dryRun\"\xdb\x01\n" +
+	"\x13AcceptClockResponse\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\x04R\x04host\x12 \n" +
+	"\fwall_unix_ms\x18\x02 \x01(\x04R\n" +
+	"wallUnixMs\x12%\n" +
+	"\x0fgoes_by_unix_ms\x18\x03 \x01(\x04R\fgoesByUnixMs\x12\x1b\n" +
+	"\toffset_ms\x18\x04 \x01(\x12R\boffsetMs\x12\x14\n" +
+	"\x05asked\x18\x05 \x01(\rR\x05asked\x12\x18\n" +
+	"\arefused\x18\x06 \x01(\bR\arefused\x12\x1a\n" +
+	"\baccepted\x18\a \x01(\bR\baccepted2\x96\x04\n" +
 	"\fFleetService\x12D\n" +
 	"\tListHosts\x12\x1a.tierq.v1.ListHostsRequest\x1a\x1b.tierq.v1.ListHostsResponse\x12V\n" +
 	"\x0fCreateJoinToken\x12 .tierq.v1.CreateJoinTokenRequest\x1a!.tierq.v1.CreateJoinTokenResponse\x12D\n" +
@@ -979,7 +1168,8 @@ const file_tierq_v1_fleet_proto_rawDesc = "" +
 	"RemoveHost\x12\x1b.tierq.v1.RemoveHostRequest\x1a\x1c.tierq.v1.RemoveHostResponse\x12D\n" +
 	"\tRebalance\x12\x1a.tierq.v1.RebalanceRequest\x1a\x1b.tierq.v1.RebalanceResponse\x12G\n" +
 	"\n" +
-	"MoveLeader\x12\x1b.tierq.v1.MoveLeaderRequest\x1a\x1c.tierq.v1.MoveLeaderResponseB3Z1github.com/tierq/tierq/queue/api/tierq/v1;tierqv1b\x06proto3"
+	"MoveLeader\x12\x1b.tierq.v1.MoveLeaderRequest\x1a\x1c.tierq.v1.MoveLeaderResponse\x12J\n" +
+	"\vAcceptClock\x12\x1c.tierq.v1.AcceptClockRequest\x1a\x1d.tierq.v1.AcceptClockResponseB3Z1github.com/tierq/tierq/queue/api/tierq/v1;tierqv1b\x06proto3"
 
 var (
 	file_tierq_v1_fleet_proto_rawDescOnce sync.Once
@@ -993,7 +1183,7 @@ func file_tierq_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_tierq_v1_fleet_proto_rawDescData
 }
 
-var file_tierq_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_tierq_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_tierq_v1_fleet_proto_goTypes = []any{
 	(*ListHostsRequest)(nil),        // 0: tierq.v1.ListHostsRequest
 	(*ListHostsResponse)(nil),       // 1: tierq.v1.ListHostsResponse
@@ -1010,6 +1200,8 @@ var file_tierq_v1_fleet_proto_goTypes = []any{
 	(*LeaderMove)(nil),              // 12: tierq.v1.LeaderMove
 	(*MoveLeaderRequest)(nil),       // 13: tierq.v1.MoveLeaderRequest
 	(*MoveLeaderResponse)(nil),      // 14: tierq.v1.MoveLeaderResponse
+	(*AcceptClockRequest)(nil),      // 15: tierq.v1.AcceptClockRequest
+	(*AcceptClockResponse)(nil),     // 16: tierq.v1.AcceptClockResponse
 }
 var file_tierq_v1_fleet_proto_depIdxs = []int32{
 	2,  // 0: tierq.v1.ListHostsResponse.hosts:type_name -> tierq.v1.FleetHost
@@ -1022,14 +1214,16 @@ var file_tierq_v1_fleet_proto_depIdxs = []int32{
 	8,  // 7: tierq.v1.FleetService.RemoveHost:input_type -> tierq.v1.RemoveHostRequest
 	10, // 8: tierq.v1.FleetService.Rebalance:input_type -> tierq.v1.RebalanceRequest
 	13, // 9: tierq.v1.FleetService.MoveLeader:input_type -> tierq.v1.MoveLeaderRequest
-	1,  // 10: tierq.v1.FleetService.ListHosts:output_type -> tierq.v1.ListHostsResponse
-	5,  // 11: tierq.v1.FleetService.CreateJoinToken:output_type -> tierq.v1.CreateJoinTokenResponse
-	7,  // 12: tierq.v1.FleetService.DrainHost:output_type -> tierq.v1.DrainHostResponse
-	9,  // 13: tierq.v1.FleetService.RemoveHost:output_type -> tierq.v1.RemoveHostResponse
-	11, // 14: tierq.v1.FleetService.Rebalance:output_type -> tierq.v1.RebalanceResponse
-	14, // 15: tierq.v1.FleetService.MoveLeader:output_type -> tierq.v1.MoveLeaderResponse
-	10, // [10:16] is the sub-list for method output_type
-	4,  // [4:10] is the sub-list for method input_type
+	15, // 10: tierq.v1.FleetService.AcceptClock:input_type -> tierq.v1.AcceptClockRequest
+	1,  // 11: tierq.v1.FleetService.ListHosts:output_type -> tierq.v1.ListHostsResponse
+	5,  // 12: tierq.v1.FleetService.CreateJoinToken:output_type -> tierq.v1.CreateJoinTokenResponse
+	7,  // 13: tierq.v1.FleetService.DrainHost:output_type -> tierq.v1.DrainHostResponse
+	9,  // 14: tierq.v1.FleetService.RemoveHost:output_type -> tierq.v1.RemoveHostResponse
+	11, // 15: tierq.v1.FleetService.Rebalance:output_type -> tierq.v1.RebalanceResponse
+	14, // 16: tierq.v1.FleetService.MoveLeader:output_type -> tierq.v1.MoveLeaderResponse
+	16, // 17: tierq.v1.FleetService.AcceptClock:output_type -> tierq.v1.AcceptClockResponse
+	11, // [11:18] is the sub-list for method output_type
+	4,  // [4:11] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -1046,7 +1240,7 @@ func file_tierq_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_fleet_proto_rawDesc), len(file_tierq_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -46,6 +46,9 @@ const (
 	FleetServiceRebalanceProcedure = "/tierq.v1.FleetService/Rebalance"
 	// FleetServiceMoveLeaderProcedure is the fully-qualified name of the FleetService's MoveLeader RPC.
 	FleetServiceMoveLeaderProcedure = "/tierq.v1.FleetService/MoveLeader"
+	// FleetServiceAcceptClockProcedure is the fully-qualified name of the FleetService's AcceptClock
+	// RPC.
+	FleetServiceAcceptClockProcedure = "/tierq.v1.FleetService/AcceptClock"
 )
 
 // FleetServiceClient is a client for the tierq.v1.FleetService service.
@@ -62,6 +65,8 @@ type FleetServiceClient interface {
 	Rebalance(context.Context, *connect.Request[v1.RebalanceRequest]) (*connect.Response[v1.RebalanceResponse], error)
 	// MoveLeader hands the leadership of a partition to a host that has a full replica of it.
 	MoveLeader(context.Context, *connect.Request[v1.MoveLeaderRequest]) (*connect.Response[v1.MoveLeaderResponse], error)
+	// AcceptClock reads the clock of a full host and, unless it is a dry run, makes the host take it up although it differs from the others'.
+	AcceptClock(context.Context, *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error)
 }
 
 // NewFleetServiceClient constructs a client for the tierq.v1.FleetService service. By default, it
@@ -111,6 +116,12 @@ func NewFleetServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(fleetServiceMethods.ByName("MoveLeader")),
 			connect.WithClientOptions(opts...),
 		),
+		acceptClock: connect.NewClient[v1.AcceptClockRequest, v1.AcceptClockResponse](
+			httpClient,
+			baseURL+FleetServiceAcceptClockProcedure,
+			connect.WithSchema(fleetServiceMethods.ByName("AcceptClock")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -122,6 +133,7 @@ type fleetServiceClient struct {
 	removeHost      *connect.Client[v1.RemoveHostRequest, v1.RemoveHostResponse]
 	rebalance       *connect.Client[v1.RebalanceRequest, v1.RebalanceResponse]
 	moveLeader      *connect.Client[v1.MoveLeaderRequest, v1.MoveLeaderResponse]
+	acceptClock     *connect.Client[v1.AcceptClockRequest, v1.AcceptClockResponse]
 }
 
 // ListHosts calls tierq.v1.FleetService.ListHosts.
@@ -154,6 +166,11 @@ func (c *fleetServiceClient) MoveLeader(ctx context.Context, req *connect.Reques
 	return c.moveLeader.CallUnary(ctx, req)
 }
 
+// AcceptClock calls tierq.v1.FleetService.AcceptClock.
+func (c *fleetServiceClient) AcceptClock(ctx context.Context, req *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error) {
+	return c.acceptClock.CallUnary(ctx, req)
+}
+
 // FleetServiceHandler is an implementation of the tierq.v1.FleetService service.
 type FleetServiceHandler interface {
 	// ListHosts tells each host's state and what it has, and which replicas are being replaced, or should be and cannot.
@@ -168,6 +185,8 @@ type FleetServiceHandler interface {
 	Rebalance(context.Context, *connect.Request[v1.RebalanceRequest]) (*connect.Response[v1.RebalanceResponse], error)
 	// MoveLeader hands the leadership of a partition to a host that has a full replica of it.
 	MoveLeader(context.Context, *connect.Request[v1.MoveLeaderRequest]) (*connect.Response[v1.MoveLeaderResponse], error)
+	// AcceptClock reads the clock of a full host and, unless it is a dry run, makes the host take it up although it differs from the others'.
+	AcceptClock(context.Context, *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error)
 }
 
 // NewFleetServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -213,6 +232,12 @@ func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(fleetServiceMethods.ByName("MoveLeader")),
 		connect.WithHandlerOptions(opts...),
 	)
+	fleetServiceAcceptClockHandler := connect.NewUnaryHandler(
+		FleetServiceAcceptClockProcedure,
+		svc.AcceptClock,
+		connect.WithSchema(fleetServiceMethods.ByName("AcceptClock")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/tierq.v1.FleetService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case FleetServiceListHostsProcedure:
@@ -227,6 +252,8 @@ func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOpti
 			fleetServiceRebalanceHandler.ServeHTTP(w, r)
 		case FleetServiceMoveLeaderProcedure:
 			fleetServiceMoveLeaderHandler.ServeHTTP(w, r)
+		case FleetServiceAcceptClockProcedure:
+			fleetServiceAcceptClockHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -258,4 +285,8 @@ func (UnimplementedFleetServiceHandler) Rebalance(context.Context, *connect.Requ
 
 func (UnimplementedFleetServiceHandler) MoveLeader(context.Context, *connect.Request[v1.MoveLeaderRequest]) (*connect.Response[v1.MoveLeaderResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.FleetService.MoveLeader is not implemented"))
+}
+
+func (UnimplementedFleetServiceHandler) AcceptClock(context.Context, *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.FleetService.AcceptClock is not implemented"))
 }
