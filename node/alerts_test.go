@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
@@ -19,26 +20,39 @@ func testAlerts(f *adminFleet) {
 	f.create("alerts", queue.QueueOptions{})
 	f.group("alerts", "g", queue.GroupConfig{})
 	f.reject("alerts", "g", "m", 3)
-	known := map[string]bool{
-		// Only there when something is wrong.
-		"tierq_outbox_parked_seconds": true, "tierq_refusals_total": true,
+	known := map[string][]string{ // the labels of each series
+		// Only there when something is wrong, or with TLS.
+		"tierq_outbox_parked_seconds":      {"queue", "partition", "group", "code"},
+		"tierq_refusals_total":             {"code"},
+		"tierq_certificate_expiry_seconds": {"use"},
 	}
 	for _, n := range f.d.Nodes {
 		families, err := n.gatherer().Gather()
 		require.NoError(t, err)
 		for _, m := range families {
-			known[m.GetName()] = true
-			for _, suffix := range []string{"_bucket", "_sum", "_count"} {
-				known[m.GetName()+suffix] = true
+			var labels []string
+			for _, l := range m.GetMetric()[0].GetLabel() {
+				labels = append(labels, l.GetName())
+			}
+			for _, suffix := range []string{"", "_bucket", "_sum", "_count"} {
+				known[m.GetName()+suffix] = labels
 			}
 		}
 	}
 	series := regexp.MustCompile(`\btierq_[a-z_]+`)
-	check := func(where, expr string) {
+	label := regexp.MustCompile(`([a-z_]+) *=~?"|by \(([a-z, ]+)\)|\$labels\.([a-z]+)|\{\{([a-z]+)\}\}`)
+	check := func(where, expr, text string) {
 		names := series.FindAllString(expr, -1)
 		require.NotEmpty(t, names, "%s: %s", where, expr)
+		labels := []string{"instance", "le"} // Prometheus's own, and the histograms'
 		for _, name := range names {
-			require.True(t, known[name], "%s: no host exposes %s", where, name)
+			require.Contains(t, known, name, "%s: no host exposes it", where)
+			labels = append(labels, known[name]...)
+		}
+		for _, m := range label.FindAllStringSubmatch(expr+text, -1) {
+			for l := range strings.SplitSeq(strings.Join(m[1:], ""), ", ") {
+				require.Contains(t, labels, l, "%s: no such label: %s %s", where, expr, text)
+			}
 		}
 		require.Equal(t, strings.Count(expr, "("), strings.Count(expr, ")"), "%s: %s", where, expr)
 	}
@@ -57,20 +71,14 @@ func testAlerts(f *adminFleet) {
 	require.NoError(t, yaml.Unmarshal(raw, &rules))
 	runbook, err := os.ReadFile("../docs/operating/runbook.md")
 	require.NoError(t, err)
-	anchors := map[string]bool{}
-	for line := range strings.Lines(string(runbook)) {
-		if title, ok := strings.CutPrefix(strings.TrimSpace(line), "## "); ok {
-			anchors[strings.ReplaceAll(strings.ToLower(title), " ", "-")] = true
-		}
-	}
 	for _, g := range rules.Groups {
 		require.NotEmpty(t, g.Rules)
 		for _, r := range g.Rules {
-			check(r.Alert, r.Expr)
+			check(r.Alert, r.Expr, r.Annotations["summary"])
 			require.Contains(t, []string{"page", "warn"}, r.Labels["severity"], r.Alert)
 			require.NotEmpty(t, r.Annotations["summary"], r.Alert)
-			_, anchor, _ := strings.Cut(r.Annotations["runbook"], "#")
-			require.True(t, anchors[anchor], "%s: the runbook has no section %q", r.Alert, anchor)
+			_, anchor, _ := strings.Cut(r.Annotations["runbook_url"], "#")
+			require.Contains(t, string(runbook), fmt.Sprintf("<a id=%q></a>\n", anchor), "%s: the runbook has no such section", r.Alert)
 		}
 	}
 
@@ -79,14 +87,14 @@ func testAlerts(f *adminFleet) {
 	var board struct {
 		Panels []struct {
 			Title   string
-			Targets []struct{ Expr string }
+			Targets []struct{ Expr, LegendFormat string }
 		}
 	}
 	require.NoError(t, json.Unmarshal(raw, &board))
 	require.NotEmpty(t, board.Panels)
 	for _, p := range board.Panels {
 		for _, target := range p.Targets {
-			check(p.Title, target.Expr)
+			check(p.Title, target.Expr, target.LegendFormat)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -79,26 +80,43 @@ func movesTable(moves []*tierqv1.ReplicaMove) *table {
 
 func hostToken(a *app) *cobra.Command {
 	var ttl time.Duration
+	var file string
 	c := &cobra.Command{
 		Use:   "token",
-		Short: "make a token with which one new host can join, once; it is shown once",
+		Short: "make a token with which one new host can join, once; it is shown once, or written to --file",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ttl <= 0 || ttl > 7*24*time.Hour {
 				return usagef("--ttl %v: use up to 168h", ttl)
+			}
+			keep := func(token string) (string, error) { return token, nil }
+			if file != "" {
+				f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // before there is a token that would be lost
+				if err != nil {
+					return usagef("--file: %v", err)
+				}
+				keep = func(token string) (string, error) {
+					_, err := f.WriteString(token + "\n")
+					return "in " + file, errors.Join(err, f.Close())
+				}
 			}
 			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				res, err := c.CreateJoinToken(ctx, uint64(ttl.Milliseconds()))
 				if err != nil {
 					return err
 				}
+				shown, err := keep(res.Token)
+				if err != nil {
+					return err
+				}
 				t := newTable("TOKEN", "EXPIRES")
-				t.add(res.Token, time.UnixMilli(int64(res.ExpiresMs)).UTC().Format(time.RFC3339))
+				t.add(shown, time.UnixMilli(int64(res.ExpiresMs)).UTC().Format(time.RFC3339))
 				return a.printOne(t)
 			})
 		},
 	}
 	c.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long it can be used")
+	c.Flags().StringVar(&file, "file", "", "write the token to this new file, as tierq host join --token-file takes it, and do not show it")
 	return c
 }
 

@@ -38,6 +38,13 @@ func TestHostCommands(t *testing.T) {
 		return &tierqv1.CreateJoinTokenResponse{Token: "tierq-join-1-00", ExpiresMs: 0}, nil
 	})
 	require.Equal(t, `{"token":"tierq-join-1-00","expires":"1970-01-01T00:00:00Z"}`+"\n", s.ok("host", "token", "--ttl", "1m", "--json"))
+	file := filepath.Join(t.TempDir(), "token")
+	require.Contains(t, s.ok("host", "token", "--ttl", "1m", "--file", file), "in "+file)
+	token, err := joinToken("", file)
+	require.NoError(t, err)
+	require.Equal(t, "tierq-join-1-00", token)
+	_, errs, exit := s.run("host", "token", "--ttl", "1m", "--file", file)
+	require.Equal(t, exitUsage, exit, "a file that is there is not replaced: %s", errs)
 
 	clienttest.Answer(s.fleet, func(r *tierqv1.RemoveHostRequest) (*tierqv1.RemoveHostResponse, error) {
 		if !r.Lost {
@@ -45,7 +52,7 @@ func TestHostCommands(t *testing.T) {
 		}
 		return &tierqv1.RemoveHostResponse{Removed: r.Host == 9}, nil
 	})
-	_, errs, exit := s.run("host", "remove", "2")
+	_, errs, exit = s.run("host", "remove", "2")
 	require.Equal(t, exitRefused, exit)
 	require.Contains(t, errs, "still has 2 replicas")
 	require.Equal(t, "HOST  RESULT\n2     being-replaced\n", s.ok("host", "remove", "2", "--lost"))

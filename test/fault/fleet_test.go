@@ -21,6 +21,7 @@ import (
 
 	"github.com/tierq/tierq/host/freeport"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
+	"github.com/tierq/tierq/queue/certs"
 	"github.com/tierq/tierq/queue/client"
 )
 
@@ -35,6 +36,7 @@ type fleet struct {
 	t     *testing.T
 	dir   string
 	hosts []*host
+	tls   *certs.Store // of clients, where the API speaks TLS
 }
 
 // host is one process, or the place of one that does not run now.
@@ -49,6 +51,7 @@ type host struct {
 	cmd     *exec.Cmd
 	done    chan struct{} // closed when the process has ended
 	wanted  bool          // its end is what the test wants
+	gone    bool          // is in the fleet no more
 	frozen  bool          // by pause
 	exit    error
 	started int
@@ -75,15 +78,11 @@ func layFleet(t *testing.T, full, witnesses int) *fleet {
 	f := &fleet{t: t, dir: dir}
 	t.Cleanup(f.clean)
 	for i := range full + witnesses {
-		h := &host{f: f, id: uint64(i + 1), role: "full", raft: freeport.For(t), peer: freeport.For(t), admin: freeport.For(t)}
+		role := "full"
 		if i >= full {
-			h.role = "witness"
-		} else {
-			h.api = freeport.For(t)
+			role = "witness"
 		}
-		name := fmt.Sprintf("host-%d", h.id)
-		h.dir, h.config, h.log = filepath.Join(dir, name), filepath.Join(dir, name+".yaml"), filepath.Join(dir, name+".log")
-		f.hosts = append(f.hosts, h)
+		f.layHost(role)
 	}
 	for _, h := range f.hosts {
 		if err := os.WriteFile(h.config, []byte(f.yaml(h)), 0o600); err != nil {
@@ -91,6 +90,19 @@ func layFleet(t *testing.T, full, witnesses int) *fleet {
 		}
 	}
 	return f
+}
+
+// layHost gives the fleet a place for one more host, without a configuration file.
+func (f *fleet) layHost(role string) *host {
+	f.t.Helper()
+	h := &host{f: f, id: uint64(len(f.hosts) + 1), role: role, raft: freeport.For(f.t), peer: freeport.For(f.t), admin: freeport.For(f.t)}
+	if role == "full" {
+		h.api = freeport.For(f.t)
+	}
+	name := fmt.Sprintf("host-%d", h.id)
+	h.dir, h.config, h.log = filepath.Join(f.dir, name), filepath.Join(f.dir, name+".yaml"), filepath.Join(f.dir, name+".log")
+	f.hosts = append(f.hosts, h)
+	return h
 }
 
 // yaml is h's configuration file.
@@ -329,11 +341,11 @@ func (f *fleet) host(id uint64) *host {
 	return f.hosts[id-1]
 }
 
-// full lists the full hosts; others lists those but not.
+// full lists the full hosts of the fleet.
 func (f *fleet) full() []*host {
 	var out []*host
 	for _, h := range f.hosts {
-		if h.role == "full" {
+		if h.role == "full" && !h.gone {
 			out = append(out, h)
 		}
 	}
@@ -367,6 +379,9 @@ func (f *fleet) client(o client.Options) *client.Client {
 	}
 	if o.Logger == nil {
 		o.Logger = f.clientLog()
+	}
+	if o.TLS == nil {
+		o.TLS = f.tls
 	}
 	c, err := client.New(o)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"time"
 
@@ -23,11 +24,16 @@ type raw struct {
 }
 
 func (h *host) raw() raw {
-	base := "http://" + h.api
+	c, base := http.DefaultClient, "http://"+h.api
+	if h.f.tls != nil {
+		name, _, _ := net.SplitHostPort(h.api)
+		c = &http.Client{Transport: &http.Transport{TLSClientConfig: h.f.tls.Client(name), DisableKeepAlives: true}}
+		base = "https://" + h.api
+	}
 	return raw{
-		queue:  tierqv1connect.NewQueueServiceClient(http.DefaultClient, base),
-		group:  tierqv1connect.NewGroupServiceClient(http.DefaultClient, base),
-		status: tierqv1connect.NewStatusServiceClient(http.DefaultClient, base),
+		queue:  tierqv1connect.NewQueueServiceClient(c, base),
+		group:  tierqv1connect.NewGroupServiceClient(c, base),
+		status: tierqv1connect.NewStatusServiceClient(c, base),
 	}
 }
 
