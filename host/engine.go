@@ -15,50 +15,76 @@ import (
 	"github.com/tierq/tierq/queue/code"
 )
 
-// gate keeps calls out of the engine once it closes: it frees what they use. It also keeps proposals to single shards out, for
-// as long as they are held.
+// gate keeps calls out of the engine once it closes: it frees what they use. Nobody ever waits to enter: a call may wait, inside, for
+// the engine, whose own goroutines enter too.
 type gate struct {
-	mu     sync.RWMutex
-	closed bool
-	held   map[uint64]bool
+	inside atomic.Int64  // how many are inside, and gateClosed
+	empty  chan struct{} // one token when the last one has left a closed gate
 }
 
-// hold keeps proposals to a shard out, until free.
-func (g *gate) hold(shard uint64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.held == nil {
-		g.held = make(map[uint64]bool)
-	}
-	g.held[shard] = true
-}
+const gateClosed = 1 << 62
 
-func (g *gate) free(shard uint64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	delete(g.held, shard)
-}
+func newGate() *gate { return &gate{empty: make(chan struct{}, 1)} }
 
-// holds may be asked between enter and leave.
-func (g *gate) holds(shard uint64) bool { return g.held[shard] }
-
-// enter must be followed by leave if it returned true. What runs between them must not block.
+// enter must be followed by leave if it returned true.
 func (g *gate) enter() bool {
-	g.mu.RLock()
-	if g.closed {
-		g.mu.RUnlock()
+	if g.inside.Add(1) < gateClosed {
+		return true
+	}
+	g.leave()
+	return false
+}
+
+func (g *gate) leave() {
+	if g.inside.Add(-1) == gateClosed {
+		select {
+		case g.empty <- struct{}{}:
+		default: // it knows
+		}
+	}
+}
+
+// close keeps the others out and waits for those inside. Call it once.
+func (g *gate) close() {
+	if g.inside.Add(gateClosed) == gateClosed {
+		return
+	}
+	<-g.empty
+}
+
+// holds keeps proposals to single shards out, for as long as they are held.
+type holds struct {
+	mu     sync.RWMutex
+	shards map[uint64]int // how often each is held
+}
+
+// hold keeps proposals to a shard out, until free. Those that were let in are in the engine when it returns.
+func (s *holds) hold(shard uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shards == nil {
+		s.shards = make(map[uint64]int)
+	}
+	s.shards[shard]++
+}
+
+func (s *holds) free(shard uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shards[shard]--; s.shards[shard] == 0 {
+		delete(s.shards, shard)
+	}
+}
+
+// propose calls f, which must not wait for anything, unless the shard is held.
+func (s *holds) propose(shard uint64, f func()) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.shards[shard] != 0 {
 		return false
 	}
+	f()
 	return true
-}
-
-func (g *gate) leave() { g.mu.RUnlock() }
-
-// close waits for those inside and keeps the others out.
-func (g *gate) close() {
-	g.mu.Lock()
-	g.closed = true
-	g.mu.Unlock()
 }
 
 // Leader returns who leads a shard: its replica and that one's host. It knows from its own replica, or from what the hosts
@@ -207,7 +233,7 @@ func (h *RaftHost) Membership(ctx context.Context, shard uint64) (Membership, er
 	if !h.gate.enter() {
 		return Membership{}, shuttingDown()
 	}
-	defer h.gate.leave() // the engine answers at once when ctx ends
+	defer h.gate.leave()
 	m, err := h.nodeHost.SyncGetShardMembership(ctx, shard)
 	if err != nil {
 		return Membership{}, readFailed(shard, err)
@@ -281,8 +307,8 @@ const (
 // that gets it ignores it while it has committed entries that it has not applied: under load, nearly always. The old leader
 // would then refuse every proposal for a whole election timeout, and lead on.
 func (h *RaftHost) handOver(ctx context.Context, run *running, to queue.ReplicaID, attempts int) error {
-	h.gate.hold(run.shard)
-	defer h.gate.free(run.shard)
+	h.holds.hold(run.shard)
+	defer h.holds.free(run.shard)
 	h.awaitQuiet(ctx, run)
 	var err error
 	for range attempts {

@@ -57,7 +57,8 @@ type RaftHost struct {
 	leaders  *leaderBoard
 	copies   *copies
 	book     *addressBook
-	gate     gate
+	gate     *gate
+	holds    holds
 	lowSpace atomic.Bool // this host's disk is nearly full
 	raftLog  atomic.Pointer[wal.Log]
 
@@ -153,6 +154,7 @@ func newRaftHost(cfg Config) *RaftHost {
 		changed:     newBroadcast(),
 		wake:        make(chan struct{}, 1),
 		applied:     make(chan struct{}, 1),
+		gate:        newGate(),
 		formed:      make(chan struct{}),
 		ready:       make(chan struct{}),
 		troubles:    make(map[uint64]*trouble),

@@ -43,12 +43,11 @@ func (h *RaftHost) ProposeAsync(shard uint64, cmd []byte, timeout time.Duration)
 	if !h.gate.enter() {
 		return nil, shuttingDown()
 	}
-	if h.gate.holds(shard) {
-		h.gate.leave()
+	defer h.gate.leave()
+	var request *dragonboat.RequestState
+	if !h.holds.propose(shard, func() { request, err = h.nodeHost.Propose(r.session, cmd, timeout) }) {
 		return nil, noLeader(shard, errHandedOver)
 	}
-	request, err := h.nodeHost.Propose(r.session, cmd, timeout)
-	h.gate.leave()
 	if err != nil {
 		return nil, notProposed(shard, err)
 	}
