@@ -655,6 +655,8 @@ func settle(ctx context.Context, k *home.Keeper, r api.Settle) ([]home.ItemResul
 			items[i] = home.RejectItem{Receipt: rc, Reason: r.Reason}
 		}
 		return k.Reject(ctx, r.Group, items)
+	case api.SettleUnseen:
+		return k.Unseen(ctx, r.Group, r.Receipts)
 	default:
 		items := make([]home.ExtendItem, len(r.Receipts))
 		for i, rc := range r.Receipts {

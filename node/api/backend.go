@@ -194,10 +194,12 @@ const (
 	SettleRelease
 	SettleReject
 	SettleExtend
+	// SettleUnseen lets leases that no handler has seen run out without counting.
+	SettleUnseen
 )
 
 func (k SettleKind) String() string {
-	return [...]string{"ack", "nack", "release", "reject", "extend"}[k]
+	return [...]string{"ack", "nack", "release", "reject", "extend", "unseen"}[k]
 }
 
 // Settle settles leases by receipt, all of one partition. Delay is nil for the group's backoff.

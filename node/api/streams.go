@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -161,20 +162,24 @@ type consumer struct {
 	window   int
 	windowB  int
 	sendMu   sync.Mutex
+	handlers int        // messages that the consumer works on at once; 0: it did not say
 	finished bool       // the handler is about to return: nothing may be sent any more. Guarded by sendMu
 	mu       sync.Mutex // guards the window too
 	room     *sync.Cond
 	held     map[string]*heldMessage // receipts that are out
 	out      int                     // those of them that take room, with their bytes
 	outB     int
+	handed   uint64 // messages handed out since the stream began
 	draining bool
 	ended    bool
+	broken   bool     // the consumer went away without a word
 	unsent   []string // written by push, read when it has ended
 	stopPush context.CancelFunc
 }
 
 // heldMessage takes room from its hand-out until its settle arrives, and is held until that is answered.
 type heldMessage struct {
+	order uint64 // of hand-out
 	bytes int
 	freed bool
 }
@@ -185,7 +190,8 @@ func newConsumer(s streamService, stream *connect.BidiStream[tierqv1.ConsumeRequ
 	if err != nil {
 		return nil, err
 	}
-	c := &consumer{s: s, stream: stream, receive: r, window: int(m.GetWindowMessages()), windowB: int(m.GetWindowBytes()), held: map[string]*heldMessage{}}
+	c := &consumer{s: s, stream: stream, receive: r, window: int(m.GetWindowMessages()), windowB: int(m.GetWindowBytes()), held: map[string]*heldMessage{},
+		handlers: int(m.GetHandlers())}
 	c.room = sync.NewCond(&c.mu)
 	if c.window == 0 {
 		c.window = defaultWindowMessages
@@ -201,10 +207,11 @@ func newConsumer(s streamService, stream *connect.BidiStream[tierqv1.ConsumeRequ
 
 func (c *consumer) run(ctx context.Context) error {
 	defer c.finish()
+	call := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Started{
-		Started: &tierqv1.ConsumeStarted{WindowMessages: uint32(c.window), WindowBytes: uint32(c.windowB)},
+		Started: &tierqv1.ConsumeStarted{WindowMessages: uint32(c.window), WindowBytes: uint32(c.windowB), Windowed: true},
 	}}); err != nil {
 		return err
 	}
@@ -225,11 +232,13 @@ func (c *consumer) run(ctx context.Context) error {
 			select { // what is out may still be settled
 			case err = <-read:
 				closed = err == nil
+				c.breaks(err)
 			case <-ctx.Done():
 			}
 		}
 	case err = <-read: // the consumer closed its side, or broke off
 		closed = err == nil
+		c.breaks(err)
 		cancel()
 		c.end()
 		<-pushed
@@ -240,6 +249,8 @@ func (c *consumer) run(ctx context.Context) error {
 		c.release(slices.Collect(maps.Keys(c.held)))
 	}
 	c.release(c.unsent)
+	c.breaks(call.Err())
+	c.settleAll(SettleUnseen, c.unseen())
 	return err
 }
 
@@ -274,15 +285,45 @@ func (c *consumer) push(ctx context.Context) error {
 		if len(ds) == 0 {
 			continue
 		}
-		c.hold(ds)
+		ds, surplus := c.hold(ds)
+		c.release(surplus)
+		if len(ds) == 0 {
+			continue
+		}
 		out := &tierqv1.ConsumeMessages{Messages: make([]*tierqv1.Message, len(ds))}
 		for i, d := range ds {
 			out.Messages[i] = protoMessage(d, r.Partition)
 		}
 		if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Messages{Messages: out}}); err != nil {
+			c.breaks(err)
 			return err
 		}
 	}
+}
+
+// breaks notes that the consumer is gone, if there is an error.
+func (c *consumer) breaks(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.broken = c.broken || err != nil
+}
+
+// unseen is what no handler of a consumer that broke off can have had: it works on messages in their order, so that is all but the
+// first few of what it has not settled.
+func (c *consumer) unseen() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.broken || c.handlers == 0 {
+		return nil
+	}
+	var out []string
+	for r, h := range c.held {
+		if !h.freed {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, func(a, b string) int { return cmp.Compare(c.held[a].order, c.held[b].order) })
+	return out[min(c.handlers, len(out)):]
 }
 
 // pauses says whether a refusal is one that the next long poll may find over: the group is paused, or its consumers hold as much as
@@ -305,15 +346,22 @@ func (c *consumer) awaitRoom() (messages, bytes int, ok bool) {
 	return c.window - c.out, c.windowB - c.outB, !c.ended && !c.draining
 }
 
-func (c *consumer) hold(ds []Delivery) {
+// hold takes deliveries into the window. What has no room any more, because it was made smaller, is not sent but given back.
+func (c *consumer) hold(ds []Delivery) (held []Delivery, surplus []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, d := range ds {
+	room := min(max(c.window-c.out, 0), len(ds))
+	for _, d := range ds[:room] {
 		size := len(d.Message.Body) + len(d.Message.Key)
-		c.held[d.Receipt] = &heldMessage{bytes: size}
+		c.handed++
+		c.held[d.Receipt] = &heldMessage{order: c.handed, bytes: size}
 		c.out++
 		c.outB += size
 	}
+	for _, d := range ds[room:] {
+		surplus = append(surplus, d.Receipt)
+	}
+	return ds[:room], surplus
 }
 
 // free gives the window back what the consumer is done with. What becomes of it need not be known for that: an ack takes a
@@ -351,8 +399,13 @@ func (c *consumer) resize(w *tierqv1.ConsumeWindow) error {
 	if bytes > 0 {
 		c.windowB = bytes
 	}
+	handed := c.handed
 	c.mu.Unlock()
 	c.room.Broadcast()
+	if w.GetId() != 0 {
+		// A failed send ends the stream at its reader.
+		_ = c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Windowed{Windowed: &tierqv1.ConsumeWindowed{Id: w.GetId(), Handed: handed}}})
+	}
 	return nil
 }
 
@@ -452,13 +505,17 @@ func (c *consumer) settleResults(ctx context.Context, m *tierqv1.ConsumeSettle) 
 }
 
 // release gives leases back without counting: after a clean close what the consumer did not settle, and always what
-// never left. A consumer that broke off may have seen its messages: their leases run out and count.
-func (c *consumer) release(receipts []string) {
+// never left. A consumer that broke off may have seen its messages: their leases run out, and those count that a handler may
+// have had.
+func (c *consumer) release(receipts []string) { c.settleAll(SettleRelease, receipts) }
+
+// settleAll settles without the consumer.
+func (c *consumer) settleAll(kind SettleKind, receipts []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	for len(receipts) > 0 && ctx.Err() == nil {
 		part := receipts[:min(len(receipts), maxSettle)]
 		receipts = receipts[len(part):]
-		_, _ = c.s.backend.Settle(ctx, Settle{Kind: SettleRelease, Queue: c.receive.Queue, Partition: c.receive.Partition, Group: c.receive.Group, Receipts: part})
+		_, _ = c.s.backend.Settle(ctx, Settle{Kind: kind, Queue: c.receive.Queue, Partition: c.receive.Partition, Group: c.receive.Group, Receipts: part})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -22,11 +23,25 @@ import (
 
 func streamClient(t *testing.T, o Options) tierqv1connect.StreamServiceClient {
 	t.Helper()
+	c, _ := breakableClient(t, o)
+	return c
+}
+
+// breakableClient is a streamClient whose connection can be lost.
+func breakableClient(t *testing.T, o Options) (c tierqv1connect.StreamServiceClient, lose func()) {
+	t.Helper()
 	p := new(http.Protocols)
 	p.SetUnencryptedHTTP2(true)
-	tr := &http.Transport{Protocols: p}
+	conns := make(chan net.Conn, 1)
+	tr := &http.Transport{Protocols: p, DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err == nil {
+			conns <- c
+		}
+		return c, err
+	}}
 	t.Cleanup(tr.CloseIdleConnections)
-	return tierqv1connect.NewStreamServiceClient(&http.Client{Transport: tr}, serve(t, o).URL, connect.WithGRPC())
+	return tierqv1connect.NewStreamServiceClient(&http.Client{Transport: tr}, serve(t, o).URL, connect.WithGRPC()), func() { _ = (<-conns).Close() }
 }
 
 // TestPublishStreamKeepsOrder answers publishes in reverse and expects the stream's answers in order.
@@ -97,6 +112,7 @@ type shelf struct {
 	out      map[string]bool
 	acked    []string
 	released []string
+	unseen   []string
 	moved    bool
 	refusals []*code.Error // of the next receives
 }
@@ -135,6 +151,11 @@ func (s *shelf) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch
 func (s *shelf) Settle(_ context.Context, r Settle) ([]SettleResult, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if r.Kind == SettleUnseen {
+		s.unseen = append(s.unseen, r.Receipts...)
+		s.cond.Broadcast()
+		return make([]SettleResult, len(r.Receipts)), nil
+	}
 	for _, rc := range r.Receipts {
 		delete(s.out, rc)
 	}
@@ -376,4 +397,95 @@ func TestConsumeDrains(t *testing.T) {
 	defer s.mu.Unlock()
 	require.Equal(t, []string{"r0"}, s.acked)
 	require.Equal(t, []string{"r2", got[1].GetReceipt()}, s.released)
+}
+
+// A smaller window is in force when it is confirmed: what was handed out before is on its way, and nothing comes after it.
+func TestConsumeWindowIsConfirmed(t *testing.T) {
+	s := newShelf(100)
+	stream := streamClient(t, Options{Backend: s}).Consume(t.Context())
+	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q", WindowMessages: 8}}}))
+	first, err := stream.Receive()
+	require.NoError(t, err)
+	require.True(t, first.GetStarted().GetWindowed())
+	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Window{Window: &tierqv1.ConsumeWindow{Messages: 3, Id: 7}}}))
+	var receipts []string
+	var confirmed *tierqv1.ConsumeWindowed
+	for confirmed == nil || uint64(len(receipts)) < confirmed.GetHanded() {
+		resp, err := stream.Receive()
+		require.NoError(t, err)
+		for _, m := range resp.GetMessages().GetMessages() {
+			receipts = append(receipts, m.GetReceipt())
+		}
+		if resp.GetWindowed() != nil {
+			confirmed = resp.GetWindowed()
+		}
+	}
+	require.EqualValues(t, 7, confirmed.GetId())
+	out := max(len(receipts), 3)
+	if len(receipts) < 3 { // the window came first
+		for len(receipts) < 3 {
+			resp, err := stream.Receive()
+			require.NoError(t, err)
+			for _, m := range resp.GetMessages().GetMessages() {
+				receipts = append(receipts, m.GetReceipt())
+			}
+		}
+	}
+	require.Len(t, receipts, out)
+	// One at a time is settled: nothing comes before fewer than three are out.
+	for i, r := range receipts {
+		require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: &tierqv1.ConsumeSettle{Id: uint64(i + 1), Kind: "ack", Receipts: []string{r}}}}))
+		for answered := false; !answered; {
+			resp, err := stream.Receive()
+			require.NoError(t, err)
+			answered = resp.GetSettled() != nil
+			if n := len(resp.GetMessages().GetMessages()); n > 0 {
+				require.LessOrEqual(t, len(receipts)-i-1+n, 3)
+			}
+		}
+		if len(receipts)-i-1 < 3 {
+			break
+		}
+	}
+	require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
+}
+
+// A message that was fetched under a larger window than the present one is given back, not sent.
+func TestConsumeSurplusIsGivenBack(t *testing.T) {
+	c := &consumer{window: 2, held: map[string]*heldMessage{}}
+	held, surplus := c.hold([]Delivery{{Receipt: "a"}, {Receipt: "b"}, {Receipt: "c"}})
+	require.Len(t, held, 2)
+	require.Equal(t, []string{"c"}, surplus)
+	require.Equal(t, []int{2, 2}, []int{c.out, int(c.handed)})
+}
+
+// A consumer that breaks off may have had as many messages as it has handlers, the oldest; a clean close gives all back.
+func TestConsumeBreakOff(t *testing.T) {
+	for handlers, want := range map[uint32][]string{0: nil, 2: {"r3", "r4", "r5"}, 9: nil} {
+		s := newShelf(6)
+		c, breakOff := breakableClient(t, Options{Backend: s})
+		stream := c.Consume(t.Context())
+		require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q", WindowMessages: 6, Handlers: handlers}}}))
+		for got := 0; got < 6; {
+			resp, err := stream.Receive()
+			require.NoError(t, err)
+			got += len(resp.GetMessages().GetMessages())
+		}
+		require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: &tierqv1.ConsumeSettle{Id: 1, Kind: "ack", Receipts: []string{"r0"}}}}))
+		for settled := false; !settled; {
+			resp, err := stream.Receive()
+			require.NoError(t, err)
+			settled = resp.GetSettled() != nil
+		}
+		breakOff()
+		require.Eventually(t, func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(s.unseen) >= len(want)
+		}, 5*time.Second, time.Millisecond, "%d handlers", handlers)
+		s.mu.Lock()
+		require.Equal(t, want, s.unseen)
+		require.Empty(t, s.released)
+		s.mu.Unlock()
+	}
 }
