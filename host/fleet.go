@@ -107,6 +107,47 @@ func (h *RaftHost) checkFleet() error {
 	return nil
 }
 
+// checkAlone refuses to start from a copy of the data directory of a host that runs: it would vote with what the copy remembers. A directory
+// that is where it was at the last start is no copy, and this process holds its lock; one that was moved waits until no other process is
+// heard of as this host.
+func (h *RaftHost) checkAlone() error {
+	here, err := placeOf(h.cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(h.cfg.DataDir, placeFile)
+	if last, err := os.ReadFile(path); err == nil && string(last) == here {
+		return nil
+	}
+	if h.fleetName() != "" {
+		if err := h.awaitAlone(); err != nil {
+			return err
+		}
+	}
+	return replaceFile(path, []byte(here))
+}
+
+// awaitAlone asks the other hosts until the former process must have become silent.
+func (h *RaftHost) awaitAlone() error {
+	deadline := time.Now().Add(2*h.cfg.Silence + helloTimeout)
+	for {
+		heardBy, from := uint64(0), ""
+		for id, a := range h.helloAll(h.ctx) {
+			if a.OtherProcessId != 0 {
+				heardBy, from = id, a.OtherProcessFrom
+			}
+		}
+		switch {
+		case heardBy == 0:
+			return nil
+		case time.Now().After(deadline):
+			return code.New(code.HostRefused, "host %d runs already: host %d hears it from %s, and data directory %s was copied or moved since its last start: "+
+				"stop the other process, or give this machine an id and an empty data directory of its own", h.cfg.HostID, heardBy, from, h.cfg.DataDir)
+		}
+		pause(h.ctx, joinPause)
+	}
+}
+
 // findFleet asks the others until one names its fleet, or all of the catalog's first full hosts know of none and this is one
 // of them. It returns false when ctx ends.
 func (h *RaftHost) findFleet(ctx context.Context) bool {
@@ -705,6 +746,9 @@ func (b *peerBackend) ProposeCatalog(ctx context.Context, command []byte) ([]byt
 }
 
 func (b *peerBackend) LowSpace() bool { return b.h.lowSpace.Load() }
+
+// Refused implements peer.Backend.
+func (b *peerBackend) Refused(err error) { b.h.refuse(err) }
 
 // ClockRefused implements peer.Backend.
 func (b *peerBackend) ClockRefused() bool { return b.h.clock.Skewed() }

@@ -139,7 +139,7 @@ func Open(cfg Config) (_ *RaftHost, err error) {
 	if err := h.openPeers(); err != nil {
 		return nil, err
 	}
-	if err := h.checkFleet(); err != nil {
+	if err := errors.Join(h.checkFleet(), h.checkAlone()); err != nil {
 		return nil, err
 	}
 	return h, h.openEngine()

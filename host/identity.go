@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/queue"
 )
@@ -17,6 +19,22 @@ import (
 const identityFile = "identity.json"
 
 const identityVersion = 1
+
+// placeFile says where the data directory was at the last start: a copy of it is elsewhere.
+const placeFile = "place"
+
+// placeOf names a directory on its machine: a line with the machine's name and the directory's device and inode.
+func placeOf(dir string) (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return "", fmt.Errorf("look at the data directory %s: %w", dir, err)
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return "", fmt.Errorf("the machine's name: %w", err)
+	}
+	return fmt.Sprintf("1 %q %d %d\n", name, st.Dev, st.Ino), nil
+}
 
 // identity is what a data directory belongs to. The fleet is empty until the host has learned it.
 type identity struct {

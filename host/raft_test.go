@@ -487,6 +487,26 @@ func TestOpenRefusals(t *testing.T) {
 	require.ErrorContains(t, err, "has data but no identity.json")
 }
 
+// TestCopiedDirectory: a copy of the data directory of a host that runs is refused before it has voted; alone, it may go on elsewhere.
+func TestCopiedDirectory(t *testing.T) {
+	f := newTestFleet(t, 2, 0)
+	f.startAll()
+	f.stop(2)
+	cfg := f.config(2)
+	copied := filepath.Join(t.TempDir(), "copy")
+	require.NoError(t, os.CopyFS(copied, os.DirFS(cfg.DataDir)))
+	f.start(2)
+	require.Eventually(t, func() bool { ok, _ := f.hosts[1].Alive(2); return ok }, 20*time.Second, 10*time.Millisecond)
+	cfg.DataDir, cfg.Hosts = copied, slices.Clone(cfg.Hosts)
+	cfg.Hosts[1].RaftAddr, cfg.Hosts[1].PeerAddr = freeport.For(t), freeport.For(t)
+	_, err := Open(cfg)
+	require.ErrorContains(t, err, "host 2 runs already: host 1 hears it from")
+	f.stop(2)
+	h, err := Open(cfg)
+	require.NoError(t, err, "it was moved")
+	require.NoError(t, h.Close())
+}
+
 // TestWrongFleet: a host with the data of one fleet, started with the addresses of another, is refused by it.
 func TestWrongFleet(t *testing.T) {
 	a := newTestFleet(t, 2, 0)

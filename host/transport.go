@@ -34,6 +34,8 @@ func newTCPTransport(nhc config.NodeHostConfig, requests raftio.MessageHandler, 
 
 // Create implements config.TransportFactory.
 func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHandler, chunks raftio.ChunkHandler) raftio.ITransport {
+	gate := &gatekeeper{fleet: t.h.fleetName, deployment: nhc.GetDeploymentID(), log: t.h.log}
+	requests, chunks = gate.messages(requests), gate.chunks(chunks)
 	var under raftio.ITransport
 	if t.h.cfg.TLS == nil {
 		under = newTCPTransport(nhc, requests, chunks)
@@ -43,6 +45,7 @@ func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHa
 	if t.h.cfg.Faults != nil {
 		under = t.h.cfg.Faults.Raft(t.h.cfg.HostID, under, t.h.book.hostAt)
 	}
+	under = &signingTransport{under, t.h.fleetName}
 	under = &reconnecting{ITransport: under, ctx: t.h.ctx, process: t.h.processAt}
 	return &holdingTransport{ITransport: under, h: t.h}
 }

@@ -66,6 +66,8 @@ type Backend interface {
 	LowSpace() bool
 	// ClockRefused says whether this host does not take up its wall clock.
 	ClockRefused() bool
+	// Refused is told that another host does not take this process for the host that it says it is; it must not block.
+	Refused(err error)
 	// CopiesReported takes what another host's full replicas have on disk; it must not block. CopiesEnded says that
 	// nothing more comes from that host.
 	CopiesReported(hostID uint64, reports []CopyReport)
@@ -230,7 +232,7 @@ func (p *Peers) Service(hostID uint64) peerv1connect.PeerServiceClient {
 // HelloAt asks who answers at an address; it must be the host. Its errors are *code.Error.
 func (p *Peers) HelloAt(ctx context.Context, hostID uint64, address string) (*peerv1.HelloResponse, error) {
 	c := &http.Client{Transport: p.dialer(hostID, address)}
-	resp, err := peerv1connect.NewPeerServiceClient(c, "http://"+address).Hello(ctx, connect.NewRequest(&peerv1.HelloRequest{}))
+	resp, err := peerv1connect.NewPeerServiceClient(c, "http://"+address).Hello(ctx, connect.NewRequest(&peerv1.HelloRequest{HostId: p.cfg.HostID, ProcessId: p.processID}))
 	if err != nil {
 		return nil, FromConnect(err)
 	}
@@ -317,6 +319,7 @@ func (p *Peers) handshake(next http.Handler) http.Handler {
 		p.sign(w.Header())
 		if r.URL.Path != peerv1connect.PeerServiceHelloProcedure {
 			if err := p.admit(r.Header); err != nil {
+				p.tellRefused(r, err)
 				if werr := refusals.Write(w, r, ToConnect(err)); werr != nil {
 					p.log.Debug("a refusal was not delivered", zap.Error(werr))
 				}
@@ -326,6 +329,23 @@ func (p *Peers) handshake(next http.Handler) http.Handler {
 		next.ServeHTTP(w, r)
 	})
 }
+
+// tellRefused logs that a host was refused, once in a while for each id.
+func (p *Peers) tellRefused(r *http.Request, err error) {
+	e := refusal(nil, err)
+	who, perr := strconv.ParseUint(r.Header.Get(hostHeader), 10, 64)
+	if e == nil || perr != nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.others) < maxStrangers || p.others[who] != nil {
+		p.tellLocked(p.otherLocked(who), "a host is refused that calls from "+r.RemoteAddr, who, e)
+	}
+}
+
+// maxStrangers bounds the hosts of which anything is remembered.
+const maxStrangers = 1024
 
 // enter counts a request in; false after Close.
 func (p *Peers) enter() bool {
@@ -361,9 +381,10 @@ type service struct{ p *Peers }
 
 var _ peerv1connect.PeerServiceHandler = (*service)(nil)
 
-func (s *service) Hello(context.Context, *connect.Request[peerv1.HelloRequest]) (*connect.Response[peerv1.HelloResponse], error) {
+func (s *service) Hello(_ context.Context, r *connect.Request[peerv1.HelloRequest]) (*connect.Response[peerv1.HelloResponse], error) {
 	id := s.p.cfg.Backend.Identity()
 	resp := &peerv1.HelloResponse{HostId: id.HostID, FleetId: id.Fleet}
+	resp.OtherProcessId, resp.OtherProcessFrom = s.p.otherProcess(r.Msg.HostId, r.Msg.ProcessId)
 	for _, m := range id.Members {
 		resp.Members = append(resp.Members, &peerv1.CatalogMember{ReplicaId: m.Replica, HostId: m.HostID, Birth: uint32(m.Birth)})
 	}
@@ -397,6 +418,9 @@ func (s *service) ProposeCatalog(ctx context.Context, r *connect.Request[peerv1.
 }
 
 func (s *service) Report(_ context.Context, r *connect.Request[peerv1.ReportRequest]) (*connect.Response[peerv1.ReportResponse], error) {
-	needFull := s.p.takeReport(r.Msg)
+	needFull, err := s.p.takeReport(r.Msg, r.Peer().Addr)
+	if err != nil {
+		return nil, ToConnect(err)
+	}
 	return connect.NewResponse(&peerv1.ReportResponse{WallMs: s.p.cfg.Wall().UnixMilli(), NeedFull: needFull}), nil
 }

@@ -34,6 +34,8 @@ type testHost struct {
 	wall  atomic.Int64 // added to the wall clock, ms
 	low   atomic.Bool
 
+	refusals atomic.Value // error
+
 	mu     sync.Mutex
 	shards []ShardReport
 	others []uint64
@@ -49,6 +51,7 @@ func (h *testHost) Hosts() []uint64 { return h.others }
 
 func (h *testHost) LowSpace() bool     { return h.low.Load() }
 func (h *testHost) ClockRefused() bool { return h.low.Load() }
+func (h *testHost) Refused(err error)  { h.refusals.Store(err) }
 func (h *testHost) Reports() ([]ShardReport, uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -235,11 +238,17 @@ func TestReports(t *testing.T) {
 	})
 
 	// A report that builds on one that was lost is not taken, and asks for all.
-	require.True(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 3}))
-	require.False(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 4, Full: true, Shards: []*peerv1.ShardReport{{ShardId: 8}}}))
-	require.False(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 5}))
-	require.True(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 7}))
-	require.True(t, b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: 2, Sequence: 8}))
+	take := func(r *peerv1.ReportRequest) bool {
+		t.Helper()
+		needFull, err := b.takeReport(r, "from")
+		require.NoError(t, err)
+		return needFull
+	}
+	require.True(t, take(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 3}))
+	require.False(t, take(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 4, Full: true, Shards: []*peerv1.ShardReport{{ShardId: 8}}}))
+	require.False(t, take(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 5}))
+	require.True(t, take(&peerv1.ReportRequest{HostId: 7, ProcessId: 1, Sequence: 7}))
+	require.True(t, take(&peerv1.ReportRequest{HostId: 7, ProcessId: 2, Sequence: 8}))
 	_, ok = b.Reported(7, 8)
 	require.True(t, ok)
 
@@ -276,4 +285,41 @@ func TestCloseEndsHandlers(t *testing.T) {
 	require.NoError(t, b.Close())
 	require.True(t, left.Load())
 	<-done
+}
+
+// TestTwins: of two processes that report as one host the one that came later is refused, whoever reports when; a host that is started again is not.
+func TestTwins(t *testing.T) {
+	a, b := newPair(t)
+	a.Start()
+	b.Start()
+	tell := func(process uint64) error {
+		_, err := b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: process, Full: true}, "addr")
+		return err
+	}
+	for _, process := range []uint64{1, 1, 2, 1, 1, 2, 3, 2} { // starts, with reports that were under way
+		require.NoError(t, tell(process))
+	}
+	other, from := b.otherProcess(7, 9)
+	require.EqualValues(t, 3, other)
+	require.Equal(t, "addr", from)
+	other, _ = b.otherProcess(7, 3)
+	require.Zero(t, other)
+	for range 2 {
+		require.NoError(t, tell(4)) // a copy
+		require.NoError(t, tell(3))
+	}
+	require.NoError(t, tell(4))
+	require.NoError(t, tell(3))
+	require.Equal(t, code.HostRefused, codeOf(t, tell(4)).Code)
+	require.ErrorContains(t, tell(4), "host 7 runs twice")
+	require.NoError(t, tell(3))
+	require.NoError(t, tell(5), "a new start")
+
+	// A host that is told so is told by its backend, too.
+	eventually(t, "they report", func() bool { ok, _ := b.Alive(1); return ok })
+	b.Peers.mu.Lock()
+	b.Peers.others[1].twins.refused, b.Peers.others[1].twins.present = a.processID, 99
+	b.Peers.mu.Unlock()
+	eventually(t, "it is told", func() bool { return a.refusals.Load() != nil })
+	require.Equal(t, code.HostRefused, codeOf(t, a.refusals.Load().(error)).Code)
 }

@@ -2,12 +2,14 @@ package peer
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"connectrpc.com/connect"
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/peer/peerv1"
+	"github.com/tierq/tierq/queue/code"
 )
 
 // clockTrip is how long an answer may take from which another host's clock is read: half of it is how wrong that may be.
@@ -17,8 +19,11 @@ const clockTrip = 400 * time.Millisecond
 type other struct {
 	// What it told.
 	heard     time.Time // monotonic; zero: never
+	reported  time.Time // the last report that was taken
 	answered  time.Time // the last answer to a report of this host; zero: never
 	processID uint64
+	from      string // where the process calls from
+	twins     twins
 	sequence  uint64
 	shards    map[uint64]ShardReport
 	catalog   uint64 // version
@@ -34,6 +39,8 @@ type other struct {
 	sent uint64
 	told map[uint64]ShardReport // nil: the next report must be full
 	down bool                   // its silence was logged
+
+	toldWrong time.Time // when it was last said that the two do not belong together
 }
 
 func (p *Peers) otherLocked(hostID uint64) *other {
@@ -140,14 +147,66 @@ func (p *Peers) clockOffsets() map[uint64]time.Duration {
 	return offsets
 }
 
+// twins notices that two processes report as one host. A process that starts takes the place of the former one, which reports no more; when
+// that one does, again and again, both run, and the one that came later is refused.
+type twins struct {
+	present uint64
+	former  uint64 // the process before
+	again   int    // reports of former since
+	refused uint64 // the process that came later
+}
+
+// twinReports is how many reports of a process that was replaced show that it runs: one or two may have been under way.
+const twinReports = 3
+
+// seen notes a report of a process. Only that of the present one is taken; refused says that it never will be.
+func (t *twins) seen(process uint64) (take, refused bool) {
+	switch process {
+	case t.present:
+		return true, false
+	case t.refused:
+		return false, true
+	case t.former:
+		if t.again++; t.again < twinReports {
+			return false, false
+		}
+		*t = twins{present: process, refused: t.present}
+		return true, false
+	}
+	t.present, t.former, t.again = process, t.present, 0
+	return true, false
+}
+
+// otherProcess returns the process that is heard of now as a host, if it is another one.
+func (p *Peers) otherProcess(hostID, process uint64) (other uint64, from string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o, ok := p.others[hostID]
+	if !ok || o.processID == process || o.processID == 0 || time.Since(o.reported) >= p.cfg.Silence {
+		return 0, ""
+	}
+	return o.processID, o.from
+}
+
 // takeReport takes up what another host tells. It returns true if the report builds on one that this host does not have.
-func (p *Peers) takeReport(r *peerv1.ReportRequest) (needFull bool) {
+func (p *Peers) takeReport(r *peerv1.ReportRequest, from string) (needFull bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.otherLocked(r.HostId)
+	take, refused := o.twins.seen(r.ProcessId)
+	if refused {
+		err := code.New(code.HostRefused, "host %d runs twice: another process, which reports from %s, was there before this one: a data directory was copied; "+
+			"stop this one, or give it an id and an empty data directory of its own", r.HostId, o.from)
+		p.tellLocked(o, "a host runs twice, and the process that came later is refused; it calls from "+from, r.HostId, err)
+		return false, err
+	}
+	if !take {
+		return true, nil
+	}
 	o.heard, o.catalog, o.low, o.skewed = time.Now(), r.CatalogVersion, r.LowSpace, r.ClockRefused
+	o.reported, o.from = o.heard, from
 	if !r.Full && (o.processID != r.ProcessId || o.sequence+1 != r.Sequence) {
-		return true
+		return true, nil
 	}
 	if r.Full {
 		o.shards = make(map[uint64]ShardReport, len(r.Shards))
@@ -163,7 +222,7 @@ func (p *Peers) takeReport(r *peerv1.ReportRequest) (needFull bool) {
 			LastIndex: s.LastIndex, LastTerm: s.LastTerm, Leader: s.LeaderId, Term: s.Term,
 		}
 	}
-	return false
+	return false, nil
 }
 
 // reportLoop reports to every other host each interval. A host that is slow to answer is not told again before it has.
@@ -239,6 +298,9 @@ func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardRepor
 	began, before := time.Now(), p.cfg.Boot()
 	resp, err := p.Service(hostID).Report(ctx, connect.NewRequest(r))
 	took, after := time.Since(began), p.cfg.Boot()
+	if e, _ := remote(err); e != nil && e.Code == code.HostRefused {
+		p.cfg.Backend.Refused(e)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.otherLocked(hostID)
@@ -246,8 +308,12 @@ func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardRepor
 	if err != nil {
 		o.told = nil
 		// A host that refuses is there; it may not be of the fleet yet.
-		if _, answered := remote(err); !answered {
+		e, answered := remote(err)
+		if !answered {
 			p.noteLocked(hostID, o, FromConnect(err))
+		}
+		if e = refusal(e, err); e != nil {
+			p.tellLocked(o, "a host refuses this one, or is not the one that is looked for", hostID, e)
 		}
 		return
 	}
@@ -276,4 +342,26 @@ func (p *Peers) noteLocked(hostID uint64, o *other, err error) {
 		o.down = false
 		p.log.Info("host is back", zap.Uint64("peer", hostID))
 	}
+}
+
+// strangerEvery is how often a stranger is told of.
+const strangerEvery = 10 * time.Second
+
+// tellLocked logs what is wrong between this host and another one, once in a while.
+func (p *Peers) tellLocked(o *other, what string, hostID uint64, err error) {
+	if time.Since(o.toldWrong) >= strangerEvery && p.ctx.Err() == nil {
+		o.toldWrong = time.Now()
+		p.log.Error(what, zap.Uint64("peer", hostID), zap.Error(err))
+	}
+}
+
+// refusal returns the error of a call if it says that the two hosts do not belong together.
+func refusal(told *code.Error, err error) *code.Error {
+	if told == nil && !errors.As(err, &told) {
+		return nil
+	}
+	if told.Code == code.WrongFleet || told.Code == code.HostRefused {
+		return told
+	}
+	return nil
 }

@@ -123,7 +123,10 @@ func (x *OutboxPublishResponse) GetResult() []byte {
 }
 
 type HelloRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Who asks: a host, and its process.
+	HostId        uint64 `protobuf:"varint,1,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	ProcessId     uint64 `protobuf:"varint,2,opt,name=process_id,json=processId,proto3" json:"process_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -158,15 +161,32 @@ func (*HelloRequest) Descriptor() ([]byte, []int) {
 	return file_peerv1_peer_proto_rawDescGZIP(), []int{2}
 }
 
+func (x *HelloRequest) GetHostId() uint64 {
+	if x != nil {
+		return x.HostId
+	}
+	return 0
+}
+
+func (x *HelloRequest) GetProcessId() uint64 {
+	if x != nil {
+		return x.ProcessId
+	}
+	return 0
+}
+
 type HelloResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	HostId uint64                 `protobuf:"varint,1,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
 	// Empty while this host knows of no fleet.
 	FleetId string `protobuf:"bytes,2,opt,name=fleet_id,json=fleetId,proto3" json:"fleet_id,omitempty"`
 	// The catalog's members when the fleet was formed, or as they follow from this host's list of hosts.
-	Members       []*CatalogMember `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Members []*CatalogMember `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
+	// Another process is heard of now as the host that asks, and from where.
+	OtherProcessId   uint64 `protobuf:"varint,4,opt,name=other_process_id,json=otherProcessId,proto3" json:"other_process_id,omitempty"`
+	OtherProcessFrom string `protobuf:"bytes,5,opt,name=other_process_from,json=otherProcessFrom,proto3" json:"other_process_from,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *HelloResponse) Reset() {
@@ -218,6 +238,20 @@ func (x *HelloResponse) GetMembers() []*CatalogMember {
 		return x.Members
 	}
 	return nil
+}
+
+func (x *HelloResponse) GetOtherProcessId() uint64 {
+	if x != nil {
+		return x.OtherProcessId
+	}
+	return 0
+}
+
+func (x *HelloResponse) GetOtherProcessFrom() string {
+	if x != nil {
+		return x.OtherProcessFrom
+	}
+	return ""
 }
 
 type CatalogMember struct {
@@ -1048,12 +1082,17 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12\x18\n" +
 	"\acommand\x18\x02 \x01(\fR\acommand\"/\n" +
 	"\x15OutboxPublishResponse\x12\x16\n" +
-	"\x06result\x18\x01 \x01(\fR\x06result\"\x0e\n" +
-	"\fHelloRequest\"{\n" +
+	"\x06result\x18\x01 \x01(\fR\x06result\"F\n" +
+	"\fHelloRequest\x12\x17\n" +
+	"\ahost_id\x18\x01 \x01(\x04R\x06hostId\x12\x1d\n" +
+	"\n" +
+	"process_id\x18\x02 \x01(\x04R\tprocessId\"\xd3\x01\n" +
 	"\rHelloResponse\x12\x17\n" +
 	"\ahost_id\x18\x01 \x01(\x04R\x06hostId\x12\x19\n" +
 	"\bfleet_id\x18\x02 \x01(\tR\afleetId\x126\n" +
-	"\amembers\x18\x03 \x03(\v2\x1c.tierq.peer.v1.CatalogMemberR\amembers\"]\n" +
+	"\amembers\x18\x03 \x03(\v2\x1c.tierq.peer.v1.CatalogMemberR\amembers\x12(\n" +
+	"\x10other_process_id\x18\x04 \x01(\x04R\x0eotherProcessId\x12,\n" +
+	"\x12other_process_from\x18\x05 \x01(\tR\x10otherProcessFrom\"]\n" +
 	"\rCatalogMember\x12\x1d\n" +
 	"\n" +
 	"replica_id\x18\x01 \x01(\x04R\treplicaId\x12\x17\n" +
