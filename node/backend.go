@@ -114,7 +114,11 @@ func (n *Node) CreateQueue(ctx context.Context, r api.CreateQueue) (api.QueueInf
 	}
 	replicas, witnesses := r.Replicas, r.Witnesses
 	if replicas == 0 {
-		replicas, witnesses = n.layout()
+		v, err := n.raft.ReadCatalog(ctx) // this host may not have seen the last hosts register
+		if err != nil {
+			return api.QueueInfo{}, false, err
+		}
+		replicas, witnesses = layout(v)
 	}
 	tenant := api.TenantOf(ctx)
 	_, existed := n.view().Queue(tenant, r.Name)
@@ -128,11 +132,11 @@ func (n *Node) CreateQueue(ctx context.Context, r api.CreateQueue) (api.QueueInf
 	return n.queueInfo(q), !existed, nil
 }
 
-// layout is what the fleet can hold: three full replicas, or two and a witness.
-func (n *Node) layout() (replicas, witnesses int) {
+// layout is what a fleet can hold: three full replicas, or two and a witness.
+func layout(v *catalog.View) (replicas, witnesses int) {
 	full := 0
-	for _, h := range n.view().Hosts() {
-		if h.Role == catalog.HostFull && n.view().HostState(h.ID) == catalog.HostActive {
+	for _, h := range v.Hosts() {
+		if h.Role == catalog.HostFull && v.HostState(h.ID) == catalog.HostActive {
 			full++
 		}
 	}
