@@ -349,7 +349,7 @@ func (h *RaftHost) successor(run *running) (to queue.ReplicaID) {
 			continue
 		}
 		report, ok := h.peers.Reported(r.HostID, run.shard)
-		if alive, _ := h.Alive(r.HostID); ok && alive && (to == 0 || report.LastIndex > most) {
+		if alive, _ := h.Alive(r.HostID); ok && alive && h.peers.Answers(r.HostID) && (to == 0 || report.LastIndex > most) {
 			to, most = r.ID, report.LastIndex
 		}
 	}

@@ -75,7 +75,10 @@ type Listeners struct {
 
 // Open takes the data directory and the ports and starts the host. Its errors are one line each, say what to do, and
 // leave nothing open. The returned Node serves until Close.
-func Open(cfg Config, ls Listeners, log *zap.Logger) (_ *Node, err error) {
+func Open(cfg Config, ls Listeners, log *zap.Logger) (*Node, error) { return open(cfg, ls, log, nil) }
+
+// open is Open for a host whose Raft side adjust, if not nil, sets up otherwise than a configuration can.
+func open(cfg Config, ls Listeners, log *zap.Logger, adjust func(*host.Config)) (_ *Node, err error) {
 	cfg.EnsureDefaults()
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -100,7 +103,11 @@ func Open(cfg Config, ls Listeners, log *zap.Logger) (_ *Node, err error) {
 			closeListeners(ls)
 		}
 	}()
-	n.raft, err = host.Open(n.hostConfig(ls))
+	raft := n.hostConfig(ls)
+	if adjust != nil {
+		adjust(&raft)
+	}
+	n.raft, err = host.Open(raft)
 	if err != nil {
 		return nil, err
 	}
@@ -421,7 +428,8 @@ func (n *Node) Refresh(ctx context.Context) error {
 	return err
 }
 
-// Serves implements fleet: an alive host whose replica was stopped, or never came up, or whose clock is refused, serves nobody.
+// Serves implements fleet: an alive host whose replica was stopped, or never came up, or whose clock is refused, serves nobody. Nor
+// does one that is heard of and does not answer: it does not hear this host, so it would know nothing of what it is given to do.
 func (n *Node) Serves(id, shard uint64) bool {
 	_, refused, _ := n.clockOf(id)
 	if id == n.id {
@@ -432,7 +440,7 @@ func (n *Node) Serves(id, shard uint64) bool {
 		return false
 	}
 	_, ok := n.raft.Peers().Reported(id, shard)
-	return ok || time.Since(n.started) < startGrace
+	return ok && n.raft.Peers().Answers(id) || time.Since(n.started) < startGrace
 }
 
 // FullReplicas implements fleet.
