@@ -41,6 +41,9 @@ func (h *RaftHost) startReplica(p catalog.Placement, r catalog.Replica) error {
 		session: h.nodeHost.GetNoOPSession(p.Shard),
 	}
 	run.hasWitness.Store(needsReports(p))
+	if err := h.recall(run); err != nil {
+		return errors.Join(err, h.journal.record(key, stepUp, 0))
+	}
 	h.replicas.Store(p.Shard, run)
 	err := h.callEngine(p, r, run)
 	if err != nil {
@@ -270,6 +273,20 @@ func (h *RaftHost) lastEntry(shard, replica, index, term uint64) {
 	if h.cfg.OnLastEntry != nil {
 		h.cfg.OnLastEntry(shard, queue.ReplicaID(replica), queue.Index(index), term)
 	}
+}
+
+// recall takes up what a replica that starts again has on disk: in a shard in which nothing is written, no save will tell.
+func (h *RaftHost) recall(run *running) error {
+	l := h.raftLog.Load()
+	if l == nil || run.witness { // not our own log, or nothing that counts as a copy
+		return nil
+	}
+	index, term, err := l.LastEntry(run.shard, uint64(run.id))
+	if err != nil {
+		return fmt.Errorf("read the last entry of shard %d: %w", run.shard, err)
+	}
+	run.saved(index, term)
+	return nil
 }
 
 func (r *running) saved(index, term uint64) {

@@ -50,6 +50,16 @@ func TestOwnLogThroughTheDoor(t *testing.T) {
 	require.EqualValues(t, 10, r.Last)
 	_, ok = opened.Replica(1, 2)
 	require.False(t, ok)
+	requireLast := func(replica, index, term uint64) {
+		t.Helper()
+		i, n, err := opened.LastEntry(1, replica)
+		require.NoError(t, err)
+		require.Equal(t, [2]uint64{index, term}, [2]uint64{i, n})
+	}
+	requireLast(1, 10, 1)
+	requireLast(2, 0, 0)
+	require.NoError(t, opened.SaveSnapshots([]raftpb.Update{{ShardID: 1, ReplicaID: 3, Snapshot: raftpb.Snapshot{Index: 7, Term: 5}}}))
+	requireLast(3, 7, 5)
 	require.NoError(t, opened.RemoveEntriesTo(1, 1, 10))
 	require.Zero(t, opened.EntryBytes(1, 1))
 	require.NoError(t, l.Close())

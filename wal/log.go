@@ -580,6 +580,24 @@ func (l *Log) Replica(shardID, replicaID uint64) (ReplicaReport, bool) {
 	return r.report(), true
 }
 
+// LastEntry returns the index and term of a replica's last entry, or of its snapshot when no entry follows that; 0 if the log holds
+// neither.
+func (l *Log) LastEntry(shardID, replicaID uint64) (index, term uint64, err error) {
+	r, ok := l.Replica(shardID, replicaID)
+	switch {
+	case !ok:
+		return 0, 0, nil
+	case r.Last > r.SnapshotIndex:
+		ents, _, err := l.IterateEntries(nil, 0, shardID, replicaID, r.Last, r.Last+1, 1)
+		if err != nil || len(ents) == 0 { // removed since
+			return 0, 0, err
+		}
+		return ents[0].Index, ents[0].Term, nil
+	}
+	s, err := l.GetSnapshot(shardID, replicaID)
+	return s.Index, s.Term, err
+}
+
 func (r *replica) entryBytes() int64 {
 	n := int64(0)
 	for i := range r.spans {
