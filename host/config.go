@@ -56,6 +56,9 @@ type Config struct {
 	// for the names or addresses in Hosts. The caller keeps it current (Store.Watch). All hosts have it, or none.
 	TLS *certs.Store
 
+	// RequireHostIDs refuses certificates that name no host (certs.CheckHost); one that names another host is refused anyhow.
+	RequireHostIDs bool
+
 	// Faults, if not nil, stands in the way of what this host sends to the others. Tests only: no configuration leads here.
 	Faults Faults
 

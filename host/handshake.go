@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"crypto/x509"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -10,6 +11,8 @@ import (
 	"github.com/lni/dragonboat/v4/raftio"
 	"github.com/lni/dragonboat/v4/raftpb"
 	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/queue/certs"
 )
 
 // The engine's messages name the host that they come from, and no fleet: those of another fleet, whose address this host has been given, would be
@@ -136,4 +139,28 @@ func (g *gatekeeper) chunks(next raftio.ChunkHandler) raftio.ChunkHandler {
 		}
 		return next(chunk)
 	}
+}
+
+// checkCert says whether a certificate is that of a host, 0 for any of the fleet.
+func (h *RaftHost) checkCert(cert *x509.Certificate, hostID uint64) error {
+	return certs.CheckHost(cert, h.fleetName(), hostID, h.cfg.RequireHostIDs)
+}
+
+// checkSource checks the certificate of who sends Raft messages; an empty source is a stream of chunks, which name no host.
+func (h *RaftHost) checkSource(cert *x509.Certificate, signed string) error {
+	source, _ := splitSource(signed)
+	if source == "" {
+		return h.checkCert(cert, 0)
+	}
+	id, err := ParseTarget(source)
+	if err != nil {
+		return err
+	}
+	return h.checkCert(cert, id)
+}
+
+// checkTarget checks the certificate of who answers at a Raft address; one that is of no host any more is that of any.
+func (h *RaftHost) checkTarget(cert *x509.Certificate, address string) error {
+	id, _ := h.book.hostAt(address)
+	return h.checkCert(cert, id)
 }

@@ -227,6 +227,7 @@ func (h *RaftHost) openPeers() (err error) {
 		Silence:  h.cfg.Silence,
 		Logger:   h.log,
 		TLS:      h.cfg.TLS,
+		Cert:     h.checkCert,
 		Through:  through,
 	})
 	h.clock = newClock(h.cfg.WallClock, h.cfg.BootClock, h.peers.ClockOffsets)

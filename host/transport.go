@@ -40,7 +40,7 @@ func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHa
 	if t.h.cfg.TLS == nil {
 		under = newTCPTransport(nhc, requests, chunks)
 	} else {
-		under = raftnet.New(raftnet.Options{Listen: nhc.GetListenAddress(), TLS: t.h.cfg.TLS, Logger: t.h.log}, requests, chunks)
+		under = raftnet.New(raftnet.Options{Listen: nhc.GetListenAddress(), TLS: t.h.cfg.TLS, Logger: t.h.log, CheckSource: t.h.checkSource, CheckTarget: t.h.checkTarget}, requests, chunks)
 	}
 	if t.h.cfg.Faults != nil {
 		under = t.h.cfg.Faults.Raft(t.h.cfg.HostID, under, t.h.book.hostAt)

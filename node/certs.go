@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"sync"
 	"time"
@@ -13,18 +14,19 @@ import (
 
 // openCerts reads the files of the TLS that is configured.
 func (n *Node) openCerts() (err error) {
-	open := func(section string, f *TLSFiles, mutual bool) *certs.Store {
+	own := func(c *x509.Certificate) error { return certs.CheckHost(c, "", n.cfg.Host, n.cfg.TLSRequireHostIDs) }
+	open := func(section string, f *TLSFiles, mutual bool, check func(*x509.Certificate) error) *certs.Store {
 		if f == nil {
 			return nil
 		}
 		s, serr := certs.Open(certs.Options{
 			Files: certs.Files(*f), Names: certs.Files{Cert: section + ".cert", Key: section + ".key", CA: section + ".ca"},
-			Mutual: mutual, Logger: n.log.With(zap.String("section", section)),
+			Mutual: mutual, Check: check, Logger: n.log.With(zap.String("section", section)),
 		})
 		err = errors.Join(err, serr)
 		return s
 	}
-	n.peerCerts, n.apiCerts = open("tls", n.cfg.TLS, true), open("api_tls", n.cfg.APITLS, false)
+	n.peerCerts, n.apiCerts = open("tls", n.cfg.TLS, true, own), open("api_tls", n.cfg.APITLS, false, nil)
 	return err
 }
 

@@ -68,6 +68,9 @@ type Config struct {
 	Admin string `yaml:"admin"`
 	// TLS protects the ports between hosts, raft and peer: each side shows its certificate. All hosts have it, or none.
 	TLS *TLSFiles `yaml:"tls"`
+	// TLSRequireHostIDs refuses certificates of `tls` that do not name the host by a URI, tierq:///HOST or tierq://FLEET/HOST. One that names
+	// another host is refused anyhow.
+	TLSRequireHostIDs bool `yaml:"tls_require_host_ids"`
 	// APITLS protects the API port. With a CA, clients must show a certificate that it has signed.
 	APITLS *TLSFiles `yaml:"api_tls"`
 	// Auth says whether clients need tokens.

@@ -149,7 +149,7 @@ func closeListeners(ls Listeners) {
 
 func (n *Node) hostConfig(ls Listeners) host.Config {
 	c := host.Config{
-		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry, LowSpaceBytes: n.cfg.LowSpaceBytes, TLS: n.peerCerts, WallClock: n.cfg.wall,
+		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry, LowSpaceBytes: n.cfg.LowSpaceBytes, TLS: n.peerCerts, RequireHostIDs: n.cfg.TLSRequireHostIDs, WallClock: n.cfg.wall,
 		OnApplied:        n.onApplied,
 		OnInstalled:      n.onInstalled,
 		OnReplicaStarted: n.onStarted,

@@ -3,10 +3,12 @@ package node
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,8 +41,8 @@ func openTLS(t *testing.T) *tlsFleet {
 	hosts, err := devHosts(DevConfig{Dir: f.dir, API: addr(ports[0])})
 	require.NoError(t, err)
 	for _, h := range hosts {
-		cfg := Config{Host: h.ID, Data: filepath.Join(f.dir, "host-"+itoa(h.ID)), Hosts: hosts, Admin: "127.0.0.1:0", TLS: &TLSFiles{}}
-		cfg.TLS.Cert, cfg.TLS.Key, cfg.TLS.CA = f.peer.Files(f.hostDir(h.ID), time.Hour, "127.0.0.1")
+		cfg := Config{Host: h.ID, Data: filepath.Join(f.dir, "host-"+itoa(h.ID)), Hosts: hosts, Admin: "127.0.0.1:0", TLS: &TLSFiles{}, TLSRequireHostIDs: true}
+		cfg.TLS.Cert, cfg.TLS.Key, cfg.TLS.CA = f.peer.Files(f.hostDir(h.ID), time.Hour, "127.0.0.1", "tierq:///"+itoa(h.ID))
 		if h.Role == RoleFull {
 			cfg.APITLS = &TLSFiles{}
 			cfg.APITLS.Cert, cfg.APITLS.Key, cfg.APITLS.CA = f.apiC.Files(f.hostDir(h.ID)+"-api", time.Hour, "127.0.0.1")
@@ -116,10 +118,44 @@ func testTLSStrangers(ctx context.Context, t *testing.T, f *tlsFleet) {
 	self := f.Nodes[0].cfg.Self()
 	requireRefused(ctx, t, self.Peer, f.apiC, f.peer)
 	requireRefused(ctx, t, self.Raft, f.apiC, f.peer, "tierq-raft/1")
+	// Nor does a host's certificate where it says that it is another one.
+	testOtherHostsCert(ctx, t, f, self.Peer)
 	resp, err := http.Get("http://" + self.Peer + "/tierq.peer.v1.PeerService/Hello")
 	if err == nil { // "client sent an HTTP request to an HTTPS server"
 		require.Equal(t, http.StatusBadRequest, resp.StatusCode)
 		require.NoError(t, resp.Body.Close())
+	}
+}
+
+// testOtherHostsCert calls host 1 with the certificate of host 2, as host 2, as host 3, and with one that names nobody.
+func testOtherHostsCert(ctx context.Context, t *testing.T, f *tlsFleet, address string) {
+	call := func(dir, as string) (*http.Response, error) {
+		files := certs.Files{Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem"), CA: filepath.Join(dir, "ca.pem")}
+		s, err := certs.Open(certs.Options{Files: files})
+		require.NoError(t, err)
+		tr := &http.Transport{DialTLSContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			return s.Dial(ctx, &net.Dialer{}, address)
+		}}
+		defer tr.CloseIdleConnections()
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+address+"/tierq.peer.v1.PeerService/Hello", strings.NewReader("{}"))
+		require.NoError(t, err)
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Tierq-Host", as)
+		return (&http.Client{Transport: tr}).Do(req)
+	}
+	nobody := t.TempDir()
+	f.peer.Files(nobody, time.Hour, "127.0.0.1")
+	for _, tc := range []struct {
+		dir, as, want string
+	}{
+		{f.hostDir(2), "2", `"hostId":"1"`}, {f.hostDir(2), "3", "the certificate is for tierq:///2, not for host 3"}, {nobody, "2", "the certificate names no host"},
+	} {
+		resp, err := call(tc.dir, tc.as)
+		require.NoError(t, err)
+		body, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		require.NoError(t, resp.Body.Close())
+		require.Contains(t, string(body), tc.want)
 	}
 }
 
@@ -148,7 +184,7 @@ func testTLSRotation(ctx context.Context, t *testing.T, f *tlsFleet, c *client.C
 	both := append(append([]byte{}, f.peer.PEM...), next.PEM...)
 	for step, change := range []func(id uint64, dir string){
 		func(_ uint64, dir string) { certstest.Write(t, filepath.Join(dir, "ca.pem"), both) },
-		func(_ uint64, dir string) { writePair(t, dir, next, 2*time.Hour) },
+		func(id uint64, dir string) { writePair(t, dir, next, 2*time.Hour, id) },
 		func(_ uint64, dir string) { certstest.Write(t, filepath.Join(dir, "ca.pem"), next.PEM) },
 	} {
 		for _, n := range f.Nodes {
@@ -189,9 +225,9 @@ func testTLSRotation(ctx context.Context, t *testing.T, f *tlsFleet, c *client.C
 }
 
 // writePair replaces a certificate and its key: the former ones are used until both are there.
-func writePair(t *testing.T, dir string, ca *certstest.CA, life time.Duration) {
+func writePair(t *testing.T, dir string, ca *certstest.CA, life time.Duration, id uint64) {
 	t.Helper()
-	cert, key := ca.Issue(life, "127.0.0.1")
+	cert, key := ca.Issue(life, "127.0.0.1", "tierq:///"+itoa(id))
 	certstest.Write(t, filepath.Join(dir, "cert.pem"), cert)
 	certstest.Write(t, filepath.Join(dir, "key.pem"), key)
 }
@@ -222,6 +258,10 @@ func TestTLSBadFiles(t *testing.T) {
 	_, err = Open(cfg, Listeners{}, zap.NewNop())
 	require.ErrorContains(t, err, "tls.cert: stat nosuch.pem")
 	require.NoDirExists(t, cfg.Data)
+	ca := certstest.NewCA(t, "hosts")
+	cfg.TLS.Cert, cfg.TLS.Key, cfg.TLS.CA = ca.Files(dir, time.Hour, "127.0.0.1", "tierq:///7")
+	_, err = Open(cfg, Listeners{}, zap.NewNop())
+	require.ErrorContains(t, err, "the certificate is for tierq:///7, not for host 1")
 	_, err = ParseConfig(fmt.Appendf(nil, "%stls: {cert: a}\napi_tls: {ca: b}\n", goodConfig))
 	for _, want := range []string{"tls.key is missing", "tls.ca is missing", "api_tls.cert is missing", "api_tls.key is missing"} {
 		require.ErrorContains(t, err, want)

@@ -2,6 +2,8 @@ package peer
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -89,6 +91,8 @@ type Config struct {
 	Boot     func() time.Duration // the time since boot
 	Logger   *zap.Logger
 	TLS      *certs.Store // nil: plain text. Else mutual, with one CA for all hosts
+	// Cert says whether a certificate is that of a host; nil takes any.
+	Cert func(cert *x509.Certificate, hostID uint64) error
 
 	// Through, if not nil, is what calls to a host go through before they are sent: a test's broken network.
 	Through func(hostID uint64, under http.RoundTripper) http.RoundTripper
@@ -277,7 +281,7 @@ func (d *dialer) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.check(address, r.URL.Path, resp.Header); err != nil {
+	if err := errors.Join(d.p.checkCert(resp.TLS, d.hostID), d.check(address, r.URL.Path, resp.Header)); err != nil {
 		resp.Body.Close()
 		return nil, err
 	}
@@ -317,6 +321,12 @@ func (p *Peers) handshake(next http.Handler) http.Handler {
 		}
 		defer p.tasks.Done()
 		p.sign(w.Header())
+		who, _ := strconv.ParseUint(r.Header.Get(hostHeader), 10, 64)
+		if err := p.checkCert(r.TLS, who); err != nil {
+			p.tellRefused(r, err)
+			_ = refusals.Write(w, r, ToConnect(err))
+			return
+		}
 		if r.URL.Path != peerv1connect.PeerServiceHelloProcedure {
 			if err := p.admit(r.Header); err != nil {
 				p.tellRefused(r, err)
@@ -328,6 +338,20 @@ func (p *Peers) handshake(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// checkCert refuses the other side of a connection whose certificate is not that of the host that it says it is.
+func (p *Peers) checkCert(state *tls.ConnectionState, hostID uint64) error {
+	if p.cfg.TLS == nil || p.cfg.Cert == nil {
+		return nil
+	}
+	if state == nil || len(state.PeerCertificates) == 0 {
+		return code.New(code.WrongFleet, "host %d shows no certificate", hostID)
+	}
+	if err := p.cfg.Cert(state.PeerCertificates[0], hostID); err != nil {
+		return code.New(code.WrongFleet, "%v", err)
+	}
+	return nil
 }
 
 // tellRefused logs that a host was refused, once in a while for each id.

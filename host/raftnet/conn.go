@@ -73,6 +73,12 @@ func (t *Transport) dial(ctx context.Context, target string) (*link, error) {
 		_ = tc.Close()
 		return nil, fmt.Errorf("%s does not speak %s", target, protocol)
 	}
+	if t.opts.CheckTarget != nil {
+		if err := t.opts.CheckTarget(tc.ConnectionState().PeerCertificates[0], target); err != nil {
+			_ = tc.Close()
+			return nil, fmt.Errorf("%s is refused: %w", target, err)
+		}
+	}
 	setUserTimeout(tc.NetConn())
 	l := &link{c: tc, lost: make(chan struct{})}
 	go l.wait()

@@ -15,6 +15,7 @@ package raftnet
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -42,11 +43,15 @@ const (
 // keepAlive finds a host that is gone and to which nothing is sent; unacknowledged data are found by setUserTimeout.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 3}
 
-// Options say how a Transport is made. All fields are required.
+// Options say how a Transport is made. All fields but the checks are required.
 type Options struct {
 	Listen string // host:port to bind
 	TLS    *certs.Store
 	Logger *zap.Logger
+	// CheckSource, if not nil, may refuse the certificate of who sends batches from a source, "" for chunks of a snapshot; CheckTarget that of
+	// who answers at an address.
+	CheckSource func(cert *x509.Certificate, source string) error
+	CheckTarget func(cert *x509.Certificate, target string) error
 }
 
 // Transport implements raftio.ITransport.
@@ -195,6 +200,7 @@ func (t *Transport) serve(c *tls.Conn) error {
 		return c.SetReadDeadline(time.Now().Add(frameTimeout))
 	}
 	var buf []byte
+	in := &inbound{c: c}
 	for {
 		k, payload, err := readFrame(c, buf, before)
 		if err != nil {
@@ -203,19 +209,40 @@ func (t *Transport) serve(c *tls.Conn) error {
 		if buf = payload; cap(buf) > keepBytes {
 			buf = nil
 		}
-		more, err := t.take(c, k, payload)
+		more, err := t.take(in, k, payload)
 		if err != nil || !more {
 			return err
 		}
 	}
 }
 
+// inbound is a connection from elsewhere, with the source that its certificate was last checked for.
+type inbound struct {
+	c       *tls.Conn
+	checked bool
+	source  string
+}
+
+func (t *Transport) checkSource(in *inbound, source string) error {
+	if t.opts.CheckSource == nil || in.checked && in.source == source {
+		return nil
+	}
+	if err := t.opts.CheckSource(in.c.ConnectionState().PeerCertificates[0], source); err != nil {
+		return fmt.Errorf("the caller is refused: %w", err)
+	}
+	in.checked, in.source = true, source
+	return nil
+}
+
 // take hands one frame over. It returns false when nothing is to follow.
-func (t *Transport) take(c net.Conn, k kind, payload []byte) (more bool, err error) {
+func (t *Transport) take(in *inbound, k kind, payload []byte) (more bool, err error) {
 	switch k {
 	case kindBatch:
 		var b raftpb.MessageBatch
 		if err := decode(&b, payload); err != nil {
+			return false, err
+		}
+		if err := t.checkSource(in, b.SourceAddress); err != nil {
 			return false, err
 		}
 		t.messages(b)
@@ -224,13 +251,16 @@ func (t *Transport) take(c net.Conn, k kind, payload []byte) (more bool, err err
 		if err := decode(&chunk, payload); err != nil {
 			return false, err
 		}
+		if err := t.checkSource(in, ""); err != nil {
+			return false, err
+		}
 		if !t.chunks(chunk) {
 			return false, errors.New("the engine did not take a chunk of a snapshot")
 		}
 	case kindEnd:
 		var answer [headerBytes]byte
 		putHeader(answer[:], kindEnded, nil)
-		return false, write(c, answer[:])
+		return false, write(in.c, answer[:])
 	default:
 		return false, fmt.Errorf("%w: kind %d comes from this side only", ErrBadFrame, k)
 	}

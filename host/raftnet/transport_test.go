@@ -3,10 +3,13 @@ package raftnet
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -108,6 +111,42 @@ func TestChunks(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return c.SendChunk(raftpb.Chunk{ShardID: 7, Data: []byte("x")}) != nil }, patience, time.Millisecond)
 	c.Close()
+}
+
+// TestCertificatesAreOfHosts: who sends, or answers, with the certificate of another host is refused, and nothing of it is taken.
+func TestCertificatesAreOfHosts(t *testing.T) {
+	ca := certstest.NewCA(t, "a")
+	a, b := newSide(t, ca), newSide(t, ca)
+	var sources sync.Map
+	b.opts.CheckSource = func(cert *x509.Certificate, source string) error {
+		require.NotNil(t, cert)
+		sources.Store(source, true)
+		if source == "a" {
+			return nil
+		}
+		return errors.New("not that host")
+	}
+	c, err := a.GetConnection(t.Context(), b.address)
+	require.NoError(t, err)
+	defer c.Close()
+	require.NoError(t, c.SendMessageBatch(batch(1, 1)))
+	b.arrives(1)
+	other := batch(2, 1)
+	other.SourceAddress = "b"
+	require.Eventually(t, func() bool { return c.SendMessageBatch(other) != nil }, patience, time.Millisecond)
+	require.Empty(t, b.batches)
+	chunks, err := a.GetSnapshotConnection(t.Context(), b.address)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return chunks.SendChunk(raftpb.Chunk{ShardID: 7, Data: []byte("x")}) != nil }, patience, time.Millisecond)
+	chunks.Close()
+	require.Empty(t, b.chunks)
+	for _, source := range []string{"a", "b", ""} {
+		_, ok := sources.Load(source)
+		require.True(t, ok, source)
+	}
+	a.opts.CheckTarget = func(_ *x509.Certificate, target string) error { return errors.New("not " + target) }
+	_, err = a.GetConnection(t.Context(), b.address)
+	require.ErrorContains(t, err, b.address+" is refused: not "+b.address)
 }
 
 // TestLossIsSeen: when the other host goes away the next send fails, without one that is lost in between.

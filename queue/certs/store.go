@@ -45,6 +45,8 @@ type Options struct {
 	ServerName string
 	// Names are what an error calls the files. Default to cert, key and ca.
 	Names Files
+	// Check, if not nil, may refuse a certificate that the files hold.
+	Check func(*x509.Certificate) error
 	// Logger defaults to none.
 	Logger *zap.Logger
 	// Now defaults to the wall clock.
@@ -182,6 +184,11 @@ func (s *Store) parsePair(m *material) error {
 	for _, c := range chain[1:] {
 		if c.NotAfter.Before(m.ends) {
 			m.ends = c.NotAfter
+		}
+	}
+	if o.Check != nil {
+		if err := o.Check(chain[0]); err != nil {
+			return fmt.Errorf("%s: %s: %w", o.Names.Cert, o.Cert, err)
 		}
 	}
 	now := o.Now()

@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"math/big"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"testing"
@@ -42,7 +43,7 @@ func NewCA(t testing.TB, name string) *CA {
 	return &CA{t: t, cert: cert, key: key, PEM: encode("CERTIFICATE", der)}
 }
 
-// Issue makes a certificate for names and IP addresses, for servers and clients, and its key.
+// Issue makes a certificate for names, IP addresses and hosts (tierq:///2), for servers and clients, and its key.
 func (ca *CA) Issue(life time.Duration, names ...string) (cert, key []byte) {
 	t := ca.t
 	t.Helper()
@@ -53,7 +54,9 @@ func (ca *CA) Issue(life time.Duration, names ...string) (cert, key []byte) {
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	for _, n := range names {
-		if ip := net.ParseIP(n); ip != nil {
+		if u, err := url.Parse(n); err == nil && u.Scheme == "tierq" {
+			template.URIs = append(template.URIs, u)
+		} else if ip := net.ParseIP(n); ip != nil {
 			template.IPAddresses = append(template.IPAddresses, ip)
 		} else {
 			template.DNSNames = append(template.DNSNames, n)
