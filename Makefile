@@ -57,6 +57,10 @@ fault-quick: ## kill -9 scenarios with fixed seeds on real processes
 soak: ## long fault runs with fresh seeds; never in CI
 	$(GO) test -count=1 -timeout=4h -run Fault ./test/fault -args -rounds=100
 
+.PHONY: histories
+histories: ## a minute of a broken network with a fresh seed; publishes and acks are checked for linearizability
+	$(GO) test -count=1 -run TestHistories -v ./node -args -history=60s -history-seed=0
+
 .PHONY: scale
 scale: ## ten million messages of backlog, a thousand groups, a thousand consumers; minutes, on a quiet machine
 	$(GO) test -count=1 -timeout=1h -run Scale -v ./test/fault -args -scale=10000000
