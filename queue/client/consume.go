@@ -42,8 +42,8 @@ type ConsumeOptions struct {
 	Concurrency int
 	// MaxInFlight bounds the messages leased at once: those that handlers work on, and those that wait for one, which hides
 	// the way to the host behind short work. At least Concurrency. Defaults to 256, and no more than Ahead says; one that is
-	// set is used whole, unless Ahead is set too. A queue of several partitions divides it among them, with at least one for
-	// each.
+	// set is used whole, unless Ahead is set too. In a queue of several partitions it holds for all of them together, and goes
+	// where the messages are.
 	MaxInFlight int
 	// Ahead bounds what waits for a handler by time: no more messages than the handlers finish in it, as fast as they were
 	// lately, and at first none. One that has waited twice as long is given back without counting, for any consumer. Defaults
@@ -108,6 +108,7 @@ type consumer struct {
 	stopped      <-chan struct{} // closed: no handler starts any more
 	backlog      *backlog
 	pace         *pace
+	shares       *shares
 	workers      sync.WaitGroup
 	leases       *leases
 }
@@ -181,22 +182,24 @@ func (l *consumer) partitions(ctx context.Context) (uint32, error) {
 // makeLanes makes a lane for each of n partitions.
 func (l *consumer) makeLanes(n int) {
 	for p := range n {
-		l.lanes = append(l.lanes, newLane(l, uint32(p), 0, max(l.o.MaxInFlightBytes/n, 1)))
+		l.lanes = append(l.lanes, newLane(l, uint32(p), 0, 1))
 	}
-	l.divide(l.pace.target)
+	l.shares = newShares(n)
+	l.divide()
 }
 
-// divide divides what may be in flight among the lanes, with at least one for each.
-func (l *consumer) divide(total int) {
-	n := len(l.lanes)
-	total = max(total, n)
-	for i, lane := range l.lanes {
-		window := total / n
-		if i < total%n {
-			window++
+// divide divides what may be in flight among the lanes, as things are, and returns when to do that again; 0: when something
+// happens. One goroutine at a time calls it.
+func (l *consumer) divide() time.Duration {
+	total := l.pace.wanted()
+	orders, again := l.shares.plan(total, l.c.opts.Clock.Now())
+	for _, o := range orders {
+		lane := l.lanes[o.lane]
+		if s := lane.resize(o.window, max(l.o.MaxInFlightBytes/total*o.window, 1), o.confirm); s != nil {
+			l.pace.calls.Go(func() { lane.grow(s) }) // a host that takes nothing holds up its lane only
 		}
-		lane.resize(window)
 	}
+	return again
 }
 
 // serve runs the lanes until ctx ends or one of them has nothing to go on with, which ends all.

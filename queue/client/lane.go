@@ -20,7 +20,8 @@ import (
 // where it cannot.
 //
 // Invariants:
-//  1. held ≤ window: a stream is opened with what is left of the window, and grows as what came before it is done with.
+//  1. held ≤ window, or what it was before: a stream is opened with what is left of the window, and grows as what came before
+//     it is done with. The window is this lane's share of the consumer's, and shares knows which of the two may be used.
 //  2. A message that came counts until its handler is done, whatever becomes of the stream that it came by.
 //  3. A settle goes by the stream, and by a call of its own when that is gone; one whose answer was lost with the stream is
 //     made again only if that is harmless.
@@ -33,6 +34,9 @@ type lane struct {
 
 	mu        sync.Mutex
 	window    int
+	opening   bool // a stream or poll is under way with the window as it was
+	lastID    uint64
+	confirm   bool // the window is to be confirmed when that is over
 	held      int
 	heldB     int
 	older     int // of held, what the present session has not brought
@@ -134,6 +138,9 @@ func (n *lane) once(ctx context.Context) (worked bool, err error) {
 	}
 	n.mu.Lock()
 	n.session = nil
+	if s.awaiting != 0 {
+		n.confirmLocked()
+	}
 	n.mu.Unlock()
 	e := s.err
 	worked = s.delivered.Load() || time.Since(began) >= longSession
@@ -201,8 +208,32 @@ func noStreams(e *code.Error) bool {
 	return ce.Code() == connect.CodeUnimplemented || strings.Contains(ce.Message(), "HTTP status 505") || strings.Contains(ce.Message(), "HTTP Version")
 }
 
-// open opens a stream at one host and waits until it is served.
+// use begins something that leases what is left of the window; false when nothing is. used ends it.
+func (n *lane) use() (messages, bytes uint32, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	messages, bytes = n.windowLocked(n.held, n.heldB)
+	n.opening = messages > 0
+	return messages, bytes, n.opening
+}
+
+func (n *lane) used() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.opening = false
+	if n.confirm {
+		n.confirm = false
+		n.confirmLocked()
+	}
+}
+
+// open opens a stream at one host and waits until it is served. nil without an error: the window has no room any more.
 func (n *lane) open(ctx context.Context, l *link) (*session, *code.Error) {
+	messages, bytes, ok := n.use()
+	if !ok {
+		return nil, nil
+	}
+	defer n.used()
 	c := n.l.c
 	sctx, end := context.WithCancelCause(c.base)
 	stop := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
@@ -210,12 +241,9 @@ func (n *lane) open(ctx context.Context, l *link) (*session, *code.Error) {
 	s := &session{n: n, link: l, end: end, pending: map[uint64]chan []*tierqv1.SettleResult{}, ended: make(chan struct{})}
 	s.bidi = c.apisOf(l.addr).stream.Consume(sctx)
 	context.AfterFunc(sctx, s.cut)
-	n.mu.Lock()
-	messages, bytes := n.windowLocked(n.held, n.heldB)
-	n.mu.Unlock()
 	start := &tierqv1.ConsumeStart{
 		Queue: n.l.queue, Partition: proto.Uint32(n.number), Group: n.l.group, Consumer: n.l.o.Consumer,
-		WindowMessages: max(messages, 1), WindowBytes: bytes, // 0 would be the host's default; begin says what is so
+		WindowMessages: messages, WindowBytes: bytes, Handlers: uint32(n.l.o.Concurrency),
 	}
 	if n.l.o.Lease > 0 {
 		start.LeaseMs = proto.Uint64(wireMillis(n.l.o.Lease))
@@ -252,6 +280,10 @@ func (n *lane) open(ctx context.Context, l *link) (*session, *code.Error) {
 func (n *lane) begin(s *session, first *tierqv1.ConsumeResponse) {
 	n.mu.Lock()
 	n.session, n.older, n.olderB, n.slow = s, n.held, n.heldB, 0
+	s.windowed = first.GetStarted().GetWindowed()
+	if n.confirm && s.windowed {
+		n.confirm, s.awaiting = false, n.nextIDLocked()
+	}
 	n.mu.Unlock()
 	n.readers.Add(1)
 	go func() {
@@ -265,6 +297,10 @@ func (n *lane) begin(s *session, first *tierqv1.ConsumeResponse) {
 func (n *lane) take(s *session, ms []*tierqv1.Message) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if s != nil {
+		s.taken += uint64(len(ms))
+		n.inForceLocked(s)
+	}
 	if n.stopping {
 		return // the stream's end releases them; a poll's messages come again
 	}
@@ -276,6 +312,9 @@ func (n *lane) take(s *session, ms []*tierqv1.Message) {
 		if s == nil || s != n.session {
 			n.older++
 			n.olderB += j.size
+		}
+		if n.l.shares.took(int(n.number)) {
+			n.l.pace.look()
 		}
 		n.l.leases.add(j)
 		if n.l.backlog.push(j) {
@@ -296,6 +335,7 @@ func (n *lane) free(j *job) {
 		n.olderB -= j.size
 	}
 	n.mu.Unlock()
+	n.l.shares.freed(int(n.number))
 	n.tellRoom()
 	if older && s != nil {
 		n.grow(s)
@@ -309,19 +349,50 @@ func (n *lane) tellRoom() {
 	}
 }
 
-// resize sets the lane's window.
-func (n *lane) resize(window int) {
+// resize sets the lane's window and returns the session that is to be told, if there is one. With confirm, shares hears when
+// nothing can come any more under the window before.
+func (n *lane) resize(window, windowB int, confirm bool) *session {
 	n.mu.Lock()
-	same := n.window == window
-	n.window = window
-	s := n.session
-	n.mu.Unlock()
-	if same {
-		return
+	defer n.mu.Unlock()
+	n.window, n.windowB = window, windowB
+	switch s := n.session; {
+	case !confirm:
+	case s != nil && s.windowed:
+		s.awaiting, s.known = n.nextIDLocked(), false
+	case s == nil && n.opening:
+		n.confirm = true
+	default: // nobody has it, or a host that does not confirm
+		n.confirmLocked()
 	}
 	n.tellRoom()
-	if s != nil {
-		n.grow(s)
+	return n.session
+}
+
+func (n *lane) nextIDLocked() uint64 {
+	n.lastID++
+	return n.lastID
+}
+
+func (n *lane) confirmLocked() {
+	if n.l.shares.confirmed(int(n.number)) {
+		n.l.pace.look()
+	}
+}
+
+// inForce takes the host's word that a window is in force once what was handed out before has come.
+func (n *lane) inForce(s *session, w *tierqv1.ConsumeWindowed) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if w.GetId() == s.awaiting && !s.known {
+		s.known, s.handed = true, w.GetHanded()
+		n.inForceLocked(s)
+	}
+}
+
+func (n *lane) inForceLocked(s *session) {
+	if s.awaiting != 0 && s.known && s.taken >= s.handed {
+		s.awaiting, s.known = 0, false
+		n.confirmLocked()
 	}
 }
 
@@ -331,7 +402,7 @@ func (n *lane) grow(s *session) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		messages, bytes := n.windowLocked(n.older, n.olderB)
-		return &tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Window{Window: &tierqv1.ConsumeWindow{Messages: messages, Bytes: bytes}}}
+		return &tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Window{Window: &tierqv1.ConsumeWindow{Messages: messages, Bytes: bytes, Id: s.awaiting}}}
 	})
 }
 
@@ -375,17 +446,19 @@ func (n *lane) close() {
 // poll leases by unary calls until a time.
 func (n *lane) poll(ctx context.Context, until time.Time) (worked bool, err error) {
 	for n.awaitRoom(ctx) && n.l.c.opts.Clock.Now().Before(until) {
-		n.mu.Lock()
-		free, bytes := min(n.window-n.held, 1000), max(n.windowB-n.heldB, 1)
-		n.mu.Unlock()
+		free, bytes, ok := n.use()
+		if !ok {
+			continue
+		}
 		res, err := n.l.c.receive(ctx, n.route(), &n.number, ReceiveOptions{
-			Max: free, MaxBytes: bytes, Wait: n.l.o.Wait, Lease: n.l.o.Lease, Consumer: n.l.o.Consumer,
+			Max: min(int(free), maxReceipts), MaxBytes: int(bytes), Wait: n.l.o.Wait, Lease: n.l.o.Lease, Consumer: n.l.o.Consumer,
 		})
+		n.take(nil, res.GetMessages())
+		n.used()
 		if err != nil {
 			return worked, err
 		}
 		worked = true
-		n.take(nil, res.Messages)
 	}
 	return worked, nil
 }

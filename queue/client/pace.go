@@ -29,15 +29,13 @@ func newPace(l *consumer) *pace {
 
 // start runs until the returned function is called, which waits for the end.
 func (p *pace) start() (stop func()) {
-	if p.l.o.Ahead < 0 {
-		return func() {}
-	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		p.run(ctx)
 	}()
+	p.look()
 	return func() {
 		cancel()
 		<-done
@@ -116,6 +114,14 @@ func (p *pace) came() {
 	}
 }
 
+// wanted is how many messages may be leased at once.
+func (p *pace) wanted() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.target
+}
+
+// look makes the goroutine look at the lanes and the backlog now.
 func (p *pace) look() {
 	select {
 	case p.wake <- struct{}{}:
@@ -126,6 +132,7 @@ func (p *pace) look() {
 func (p *pace) run(ctx context.Context) {
 	defer p.calls.Wait()
 	var timer <-chan time.Time
+	var at time.Time
 	for {
 		select {
 		case <-p.wake:
@@ -135,11 +142,12 @@ func (p *pace) run(ctx context.Context) {
 			return
 		}
 		due := p.round()
-		switch {
-		case due == 0:
+		if due == 0 {
 			timer = nil
-		case timer == nil:
-			timer = p.l.c.opts.Clock.After(due)
+			continue
+		}
+		if next := p.l.c.opts.Clock.Now().Add(due); timer == nil || next.Before(at) {
+			timer, at = p.l.c.opts.Clock.After(due), next
 		}
 	}
 }
@@ -148,28 +156,32 @@ func (p *pace) run(ctx context.Context) {
 func (p *pace) patience() time.Duration { return 2 * p.l.o.Ahead }
 
 // round tells the hosts what may be out, gives back what has waited too long, and returns when to look again; 0: when
-// a message comes.
+// something happens.
 func (p *pace) round() time.Duration {
+	if p.l.o.Ahead < 0 {
+		return p.l.divide()
+	}
 	now := p.l.c.opts.Clock.Now()
 	oldest, some := p.l.backlog.oldest()
 	late := some && now.Sub(oldest) >= p.patience()
-	p.mu.Lock()
 	if late {
+		p.mu.Lock()
 		p.retargetLocked(now)
+		p.mu.Unlock()
 	}
-	target := p.target
-	p.mu.Unlock()
-	p.l.divide(target)
+	again := p.l.divide()
 	if late {
 		p.giveBack(p.l.backlog.takeUntil(now.Add(-p.patience())))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if oldest, some = p.l.backlog.oldest(); !some {
-		p.armed = false
-		return 0
+	if oldest, p.armed = p.l.backlog.oldest(); p.armed {
+		due := max(oldest.Add(p.patience()).Sub(now), time.Millisecond)
+		if again == 0 || due < again {
+			again = due
+		}
 	}
-	return max(oldest.Add(p.patience()).Sub(now), time.Millisecond)
+	return again
 }
 
 // giveBack releases messages that no handler has seen; they are somebody else's, or come again when there is room.

@@ -378,3 +378,47 @@ func TestReceiveAroundPauses(t *testing.T) {
 	requireCode(t, err, code.MaxWaitingPulls, code.EffectNone)
 	require.LessOrEqual(t, f.Calls("Receive"), 2*6, "a round takes 90 ms")
 }
+
+// What may be in flight goes where the messages are, and is never exceeded in the sum: also with all messages in one partition,
+// and with fewer in flight than partitions.
+func TestInFlightGoesWhereTheMessagesAre(t *testing.T) {
+	for name, c := range map[string]struct{ inFlight, most int }{"more than partitions": {16, 13}, "fewer": {2, 2}, "one": {1, 1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := partitioned(t, 4)
+			cl := open(t, quick(f.Addrs()...))
+			ctx := within(t, 40*time.Second)
+			two := uint32(2)
+			_, err := cl.PublishWith(ctx, "q", client.PublishOptions{Partition: &two}, bodies(40)...)
+			require.NoError(t, err)
+			block := make(chan struct{})
+			var working, most, exceeded atomic.Int64
+			stop := consumeInto(ctx, t, cl, client.ConsumeOptions{Concurrency: c.inFlight, MaxInFlight: c.inFlight}, func(context.Context, *client.Delivery) error {
+				if n := working.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				if leased, _ := f.Outstanding("q", "g"); leased > c.inFlight && most.Load() <= int64(c.most) {
+					select {
+					case <-block: // acks are on their way from here on
+					default:
+						exceeded.Add(1)
+					}
+				}
+				<-block
+				working.Add(-1)
+				return nil
+			})
+			require.Eventually(t, func() bool { return working.Load() == int64(c.most) }, 20*time.Second, time.Millisecond)
+			for p := range uint32(4) {
+				_, err := cl.PublishWith(ctx, "q", client.PublishOptions{Partition: &p}, bodies(10)...)
+				require.NoError(t, err)
+			}
+			require.Eventually(t, func() bool { return working.Load() == int64(c.inFlight) }, 20*time.Second, time.Millisecond)
+			require.Never(t, func() bool { n, _ := f.Outstanding("q", "g"); return n > c.inFlight }, 250*time.Millisecond, time.Millisecond)
+			close(block)
+			require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == 80 }, 20*time.Second, time.Millisecond)
+			require.Zero(t, exceeded.Load())
+			stop()
+		})
+	}
+}

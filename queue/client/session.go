@@ -24,6 +24,13 @@ type session struct {
 	sendMu sync.Mutex // one sender at a time; above the lane's mu
 	closed bool       // nothing more may be sent
 
+	// Guarded by the lane's mu.
+	windowed bool   // the host confirms windows
+	taken    uint64 // messages that have come
+	awaiting uint64 // the id of a window that is not confirmed; 0: none
+	known    bool   // the host has: it is in force when so many messages have come
+	handed   uint64
+
 	mu      sync.Mutex
 	lastID  uint64
 	pending map[uint64]chan []*tierqv1.SettleResult
@@ -46,6 +53,8 @@ func (s *session) read(first *tierqv1.ConsumeResponse) {
 			s.n.take(s, m.GetMessages().GetMessages())
 		case m.GetSettled() != nil:
 			s.settled(m.GetSettled())
+		case m.GetWindowed() != nil:
+			s.n.inForce(s, m.GetWindowed())
 		}
 	}
 }

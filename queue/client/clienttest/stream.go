@@ -118,6 +118,7 @@ type consuming struct {
 
 	// Guarded by the fleet's mu.
 	window   int
+	handed   uint64
 	out      map[string]bool // receipts that take room
 	held     map[string]bool
 	draining bool
@@ -143,7 +144,7 @@ func (v *view) Consume(ctx context.Context, stream *connect.BidiStream[tierqv1.C
 	if c.window == 0 {
 		c.window = 256
 	}
-	if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Started{Started: &tierqv1.ConsumeStarted{WindowMessages: uint32(c.window)}}}); err != nil {
+	if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Started{Started: &tierqv1.ConsumeStarted{WindowMessages: uint32(c.window), Windowed: true}}}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -212,6 +213,7 @@ func (c *consuming) push(ctx context.Context) error {
 		var ms []*tierqv1.Message
 		if room := c.window - len(c.out); room > 0 && !c.draining {
 			ms = f.leaseLocked(q, g, room)
+			c.handed += uint64(len(ms))
 			for _, m := range ms {
 				c.out[m.Receipt], c.held[m.Receipt] = true, true
 			}
@@ -267,8 +269,14 @@ func (c *consuming) read(ctx context.Context) error {
 				delete(c.out, r)
 			}
 		}
+		handed := c.handed
 		f.wakeLocked()
 		f.mu.Unlock()
+		if w := req.GetWindow(); w.GetId() != 0 {
+			if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Windowed{Windowed: &tierqv1.ConsumeWindowed{Id: w.Id, Handed: handed}}}); err != nil {
+				return err
+			}
+		}
 		if s := req.GetSettle(); s != nil {
 			if err := c.settle(ctx, s); err != nil {
 				return err
