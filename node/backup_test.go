@@ -149,6 +149,13 @@ func TestBackup(t *testing.T) {
 	again, err := backup.Verify(dir, nil)
 	require.NoError(t, err)
 	require.Equal(t, m.ID, again.ID)
+	examined, err := backup.Examine(ctx, c, "orders", nil)
+	require.NoError(t, err)
+	require.Len(t, examined, 2)
+	for _, e := range examined {
+		require.NoError(t, e.Err)
+		require.Equal(t, m.Queues[0].Partitions[0].Root, e.Found.Root, e.API)
+	}
 	after := queue.Publish{Producer: queue.Producer{Kind: queue.ProducerClient, ID: 7}, Low: 1, Messages: []queue.Message{{Seq: 32, Body: []byte("later")}}}
 	_, err = publishAnywhere(ctx, d, api.Publish{Queue: "orders", Publish: after})
 	require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 )
 
 func shardCommand(a *app) *cobra.Command {
-	return parent("shard", "look at the replicas of a queue's partition, and recover from what is left of them", shardDigest(a), shardRecover(a))
+	return parent("shard", "look at the replicas of a queue's partition, and recover from what is left of them", shardDigest(a), shardVerify(a), shardRecover(a))
 }
 
 func shardDigest(a *app) *cobra.Command {
@@ -55,11 +55,15 @@ func (a *app) digests(ctx context.Context, c *client.Client, queue string, in pa
 }
 
 func (a *app) digest(ctx context.Context, c *client.Client, queue string, partition uint32, wait bool) error {
+	var res *tierqv1.ShardDigestResponse
 	for {
-		res, err := c.ShardDigest(ctx, queue, partition)
-		if err != nil {
+		now, err := c.ShardDigest(ctx, queue, partition)
+		switch {
+		case err == nil:
+			res = now
+		case res == nil || ctx.Err() == nil:
 			return err
-		}
+		} // else the time has run out: what was seen last is told
 		equal, comparable, detail := compareDigests(res.Replicas)
 		if !comparable && wait {
 			select {
@@ -77,7 +81,7 @@ func (a *app) digest(ctx context.Context, c *client.Client, queue string, partit
 		}
 		switch {
 		case !equal:
-			return &checkError{"the replicas differ: " + detail + ": keep the evidence and rebuild the wrong one"}
+			return &checkError{"the replicas differ: " + detail + ": tierq shard verify may say which of them is wrong; RB-2 of the runbook says what to do"}
 		case !comparable && wait:
 			return &checkError{"not comparable: " + detail + ": pause the traffic, or bring the missing replica back"}
 		case !comparable:

@@ -57,7 +57,7 @@ var drills = []drill{
 	{"RB-13", []string{"look", "over"}, drillBacklog, shared, ""},
 	{"RB-14", []string{"look", "redrive", "over"}, drillDeadLetters, shared, ""},
 	{"RB-15", []string{"look", "purge", "over"}, drillRefusals, shared, ""},
-	{"RB-2", []string{"look", "suspect", "replace", "over"}, drillDivergent, long, ""},
+	{"RB-2", []string{"look", "verify", "replace", "over"}, drillDivergent, long, ""},
 	{"RB-5", []string{"look", "purge", "over"}, drillDiskLow, long, ""},
 	{"RB-6", []string{"look", "replace", "over"}, drillWitnessLost, long, "replaced"},
 	{"RB-7", []string{"save", "verify", "start", "restore", "over"}, drillBothLost, long, ""},

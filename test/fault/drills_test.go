@@ -110,10 +110,10 @@ func drillDivergent(d *drilling) {
 	d.do("look")
 	require.NotZero(d.t, d.shell("tierq shard digest $QUEUE --wait").exit)
 	d.newHost("full")
-	d.set("BACKUP", filepath.Join(d.t.TempDir(), "suspect"))
-	d.do("suspect")
+	d.do("verify")
 	d.do("replace")
 	wrong.gone = true
+	d.use(d.f)
 	d.do("over")
 	l.consumeAll(d.f)
 }
@@ -293,6 +293,7 @@ func drillNewestLostInPlace(d *drilling) {
 	d.set("GONE_HOST", strconv.FormatUint(gone.id, 10))
 	d.do("in-place")
 	gone.gone = true
+	d.use(f)
 	d.do("over")
 	l.consumeAll(f)
 }
@@ -348,6 +349,7 @@ func drillHostReplaced(d *drilling) {
 	d.do("join")
 	d.do("lost")
 	lost.gone = true
+	d.use(d.f)
 	d.do("over")
 	l.goesOn()
 	d.newHost("full")
@@ -357,6 +359,7 @@ func drillHostReplaced(d *drilling) {
 	d.do("join")
 	require.Equal(d.t, exitRefused, drained.endedBy(func() { d.do("drain") }), "its exit status")
 	drained.gone = true
+	d.use(d.f) // neither of the first two addresses is left
 	d.do("over")
 	l.finish()
 }
