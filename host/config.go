@@ -83,10 +83,14 @@ type Config struct {
 	// RTT is the engine's tick. An election timeout is ElectionTicks of them, to twice that at random, and a
 	// heartbeat is sent every HeartbeatTicks.
 	//
-	// Default to 50 ms, 10 and 2 (docs/adr/0046). RTT must be in [5 ms, 1 s].
+	// Default to 50 ms, 10 and 2 (docs/adr/0046), with ManyShards to 200 ms, 10 and 2. RTT must be in [5 ms, 1 s].
 	RTT            time.Duration
 	ElectionTicks  uint64
 	HeartbeatTicks uint64
+
+	// ManyShards lets idle replicas cost less memory and CPU, and elections take longer (docs/adr/0055). It is the same for all hosts of a
+	// process.
+	ManyShards bool
 
 	// SnapshotEntries is after how many entries a replica's log is cut; a quarter of them stay, for replicas that are behind
 	// by less.
@@ -155,6 +159,9 @@ type Faults interface {
 // EnsureDefaults fills in the fields that have a default and are zero.
 func (c *Config) EnsureDefaults() {
 	setDefault(&c.ExecWorkers, 1)
+	if c.ManyShards {
+		setDefault(&c.RTT, 200*time.Millisecond)
+	}
 	setDefault(&c.RTT, 50*time.Millisecond)
 	setDefault(&c.ElectionTicks, 10)
 	setDefault(&c.HeartbeatTicks, 2)

@@ -246,7 +246,7 @@ func (h *RaftHost) openEngine() error {
 	if err := routeEngineLog(h.cfg.Logger); err != nil {
 		return err
 	}
-	settings, err := ApplySoftSettings()
+	settings, err := ApplySoftSettings(h.cfg.ManyShards)
 	if err != nil {
 		return err
 	}

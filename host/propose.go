@@ -37,7 +37,7 @@ func (h *RaftHost) ProposeAsync(shard uint64, cmd []byte, timeout time.Duration)
 	if err != nil {
 		return nil, err
 	}
-	if timeout < 2*h.cfg.RTT {
+	if timeout < h.shortest() {
 		return nil, code.New(code.DeadlineExceeded, "%v is too short for a proposal", timeout)
 	}
 	if !h.gate.enter() {
@@ -45,7 +45,7 @@ func (h *RaftHost) ProposeAsync(shard uint64, cmd []byte, timeout time.Duration)
 	}
 	defer h.gate.leave()
 	var request *dragonboat.RequestState
-	if !h.holds.propose(shard, func() { request, err = h.nodeHost.Propose(r.session, cmd, timeout) }) {
+	if !h.holds.propose(shard, func() { request, err = h.nodeHost.Propose(r.session, cmd, h.engineTime(timeout)) }) {
 		return nil, noLeader(shard, errHandedOver)
 	}
 	if err != nil {
@@ -167,7 +167,7 @@ func (h *RaftHost) readOnce(ctx context.Context, shard uint64, timeout time.Dura
 	if !h.gate.enter() {
 		return shuttingDown()
 	}
-	request, err := h.nodeHost.ReadIndex(shard, timeout)
+	request, err := h.nodeHost.ReadIndex(shard, h.engineTime(timeout))
 	h.gate.leave()
 	if err != nil {
 		return notProposed(shard, err)
@@ -209,11 +209,17 @@ func (h *RaftHost) timeout(ctx context.Context) (time.Duration, error) {
 		return h.cfg.ProposeTimeout, nil
 	}
 	left := time.Until(deadline)
-	if left < 2*h.cfg.RTT {
+	if left < h.shortest() {
 		return 0, code.New(code.DeadlineExceeded, "%v are too short to ask the shard's replicas", left.Round(time.Millisecond))
 	}
 	return left, nil
 }
+
+// shortest is the least time in which anything is tried.
+func (h *RaftHost) shortest() time.Duration { return min(2*h.cfg.RTT, 100*time.Millisecond) }
+
+// engineTime is what the engine, which counts ticks, is told of a timeout. Who waits does not wait for it longer than its own.
+func (h *RaftHost) engineTime(timeout time.Duration) time.Duration { return max(timeout, 2*h.cfg.RTT) }
 
 // notProposed sorts the errors that the engine gives before it has queued anything: none has an effect.
 func notProposed(shard uint64, err error) *code.Error {

@@ -158,7 +158,7 @@ type engineHost struct {
 
 func (h *engineHost) start(t *testing.T, shardID uint64, members map[uint64]string) {
 	t.Helper()
-	_, err := ApplySoftSettings()
+	_, err := ApplySoftSettings(false)
 	require.NoError(t, err)
 	logDB := config.GetTinyMemLogDBConfig()
 	logDB.Shards = 1

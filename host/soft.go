@@ -49,49 +49,65 @@ type SoftSetting struct {
 	Value   uint64
 }
 
-// softVariable binds a setting to the engine's variable.
+// softVariable binds a setting to the engine's variable, with its value for many shards if that is another one.
 type softVariable struct {
 	SoftSetting
 	variable *uint64
+	many     uint64
 }
 
 // softVariables lists what we change, and why. With the engine's defaults an idle replica holds 1.16 MB of queues
-// before it has done anything; these bring it to 0.22 MB.
+// before it has done anything; these bring it to 0.22 MB, and those for many shards to 0.08 MB.
 func softVariables() []softVariable {
 	return []softVariable{
 		// Two arrays of 80-byte entries a replica. Publishes and acks arrive in batches, few at a time; a full
 		// queue is the engine's ErrSystemBusy, which means "not applied".
-		{SoftSetting{"IncomingProposalQueueLength", 2048, 128}, &engineProposalQueue},
+		{SoftSetting{"IncomingProposalQueueLength", 2048, 128}, &engineProposalQueue, 64},
 		// Two arrays of pointers.
-		{SoftSetting{"IncomingReadIndexQueueLength", 4096, 256}, &engineReadIndexQueue},
+		{SoftSetting{"IncomingReadIndexQueueLength", 4096, 256}, &engineReadIndexQueue, 64},
 		// Two arrays of 304-byte messages: the greatest part. Not below 256, or a step worker that waits for an
-		// fsync makes a busy replica drop heartbeats and lose its leader.
-		{SoftSetting{"ReceiveQueueLength", 1024, 256}, &engineReceiveQueue},
+		// fsync makes a busy replica drop heartbeats and lose its leader; with many shards four times as long passes
+		// before it does.
+		{SoftSetting{"ReceiveQueueLength", 1024, 256}, &engineReceiveQueue, 64},
 		// Each shard of the pending proposals owns a map and a 5 KB random source.
-		{SoftSetting{"PendingProposalShards", 16, 2}, &engineProposalShards},
-		{SoftSetting{"InMemEntrySliceSize", 512, 64}, &engineEntrySlice},
+		{SoftSetting{"PendingProposalShards", 16, 2}, &engineProposalShards, 1},
+		{SoftSetting{"InMemEntrySliceSize", 512, 64}, &engineEntrySlice, 32},
 		// Must stay below InMemEntrySliceSize, or the engine panics.
-		{SoftSetting{"MinEntrySliceFreeSize", 96, 16}, &engineMinEntrySlice},
+		{SoftSetting{"MinEntrySliceFreeSize", 96, 16}, &engineMinEntrySlice, 0},
 		// The most that the step worker of all shards reads at once for one lagging follower. A larger single
 		// entry still goes, alone.
-		{SoftSetting{"MaxEntrySize", 64 << 20, 4 << 20}, &engineMaxEntrySize},
+		{SoftSetting{"MaxEntrySize", 64 << 20, 4 << 20}, &engineMaxEntrySize, 0},
 		// The same for entries on their way to the state machine.
-		{SoftSetting{"MaxApplyEntrySize", 64 << 20, 4 << 20}, &engineMaxApplySize},
+		{SoftSetting{"MaxApplyEntrySize", 64 << 20, 4 << 20}, &engineMaxApplySize, 0},
 	}
 }
 
 var softMu sync.Mutex
 
-// ApplySoftSettings sets the engine's soft settings of this process and returns them, for the log. It must be
+// ApplySoftSettings sets the engine's soft settings of this process, for few shards or many, and returns them, for the log. It must be
 // called before the first NodeHost is made; calls after the first change nothing and return the same, from any
-// goroutine.
+// goroutine. All hosts of a process are for many shards, or none.
 //
 // If a variable holds neither its known default nor our value, nothing is changed and the error names it: the
 // engine was upgraded, or a settings file was loaded. The host must then refuse to start.
-func ApplySoftSettings() ([]SoftSetting, error) {
+func ApplySoftSettings(manyShards bool) ([]SoftSetting, error) {
 	softMu.Lock()
 	defer softMu.Unlock()
-	return applySoftSettings(softVariables())
+	variables := softVariables()
+	for i := range variables {
+		v := &variables[i]
+		if v.many == 0 {
+			continue
+		}
+		other := v.many
+		if manyShards {
+			v.Value, other = v.many, v.Value
+		}
+		if *v.variable == other {
+			return nil, fmt.Errorf("another host of this process runs with %s %d: hosts of one process have the same profile", v.Name, other)
+		}
+	}
+	return applySoftSettings(variables)
 }
 
 func applySoftSettings(variables []softVariable) ([]SoftSetting, error) {

@@ -11,7 +11,7 @@ import (
 
 func TestApplySoftSettingsReachesTheEngine(t *testing.T) {
 	for range 3 {
-		settings, err := ApplySoftSettings()
+		settings, err := ApplySoftSettings(false)
 		require.NoError(t, err)
 		require.Len(t, settings, 8)
 		for _, s := range settings {
@@ -29,8 +29,8 @@ func TestApplySoftSettingsReachesTheEngine(t *testing.T) {
 func TestApplySoftSettingsNamesAStrangeVariable(t *testing.T) {
 	good, gone := uint64(10), uint64(0)
 	settings, err := applySoftSettings([]softVariable{
-		{SoftSetting{"Good", 10, 20}, &good},
-		{SoftSetting{"Gone", 7, 9}, &gone}, // a linkname to a variable that no longer exists reads as zero
+		{SoftSetting{"Good", 10, 20}, &good, 0},
+		{SoftSetting{"Gone", 7, 9}, &gone, 0}, // a linkname to a variable that no longer exists reads as zero
 	})
 	require.Nil(t, settings)
 	require.ErrorContains(t, err, "Gone is 0, expected its default 7")
@@ -46,5 +46,17 @@ func TestCheckStraySettings(t *testing.T) {
 		require.ErrorContains(t, err, name)
 		require.ErrorContains(t, err, "remove it")
 		require.False(t, strings.Contains(err.Error(), "\n"))
+	}
+}
+
+// TestApplySoftSettingsOfOneProfile: the engine's settings are the process's, so that its hosts have one profile.
+func TestApplySoftSettingsOfOneProfile(t *testing.T) {
+	_, err := ApplySoftSettings(false)
+	require.NoError(t, err)
+	_, err = ApplySoftSettings(true)
+	require.ErrorContains(t, err, "hosts of one process have the same profile")
+	require.EqualValues(t, 256, engineReceiveQueue)
+	for _, v := range softVariables() {
+		require.LessOrEqual(t, v.many, v.Value, v.Name)
 	}
 }

@@ -39,6 +39,16 @@ type HostConfig struct {
 	Domain string `yaml:"domain"`
 }
 
+// Profile says what a host is tuned for.
+type Profile string
+
+const (
+	// ProfileDefault replaces a lost leader within a second.
+	ProfileDefault Profile = "default"
+	// ProfileManyShards lets idle shards cost less CPU, and replaces a lost leader within four seconds (docs/adr/0055).
+	ProfileManyShards Profile = "many-shards"
+)
+
 // TLSFiles names PEM files, which are followed: a new certificate needs no restart. Paths are relative to the working directory.
 type TLSFiles struct {
 	// Cert is the certificate, then the intermediate ones; Key its private key.
@@ -80,6 +90,8 @@ type Config struct {
 	// LowSpaceBytes is the free space of the data directory's disk below which publishes are refused with 0x4004 while
 	// consumers go on. Defaults to 1 GiB.
 	LowSpaceBytes uint64 `yaml:"low_space_bytes"`
+	// Profile is what the host is tuned for: default or many-shards; the same on all hosts. Defaults to default.
+	Profile Profile `yaml:"profile"`
 	// Log is the least level that is logged: debug, info, warn or error. Defaults to info.
 	Log string `yaml:"log"`
 
@@ -140,6 +152,9 @@ func (c *Config) EnsureDefaults() {
 	if c.Log == "" {
 		c.Log = "info"
 	}
+	if c.Profile == "" {
+		c.Profile = ProfileDefault
+	}
 	for i := range c.Hosts {
 		h := &c.Hosts[i]
 		if h.Role == "" {
@@ -157,6 +172,9 @@ func (c *Config) Validate() error {
 	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
 	if _, err := zapcore.ParseLevel(c.Log); err != nil {
 		bad("log: %q is not a level: use debug, info, warn or error", c.Log)
+	}
+	if c.Profile != ProfileDefault && c.Profile != ProfileManyShards {
+		bad("profile: %q: use default or many-shards", c.Profile)
 	}
 	if len(c.Hosts) == 0 {
 		bad("hosts: list every host of the fleet with id, role, raft, peer and api")

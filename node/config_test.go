@@ -34,6 +34,7 @@ func TestConfigRefusals(t *testing.T) {
 		"not yaml":          {"[", "not a YAML mapping"},
 		"witness with API":  {"host: 1\nhosts:\n  - {id: 1, role: witness, raft: 127.0.0.1:1, peer: 127.0.0.1:2, api: 127.0.0.1:3}\n", "remove it"},
 		"log level":         {goodConfig + "log: loud\n", `log: "loud" is not a level`},
+		"profile":           {goodConfig + "profile: huge\n", `profile: "huge": use default or many-shards`},
 		"missing addresses": {"host: 1\nhosts:\n  - {id: 1}\n", `raft: "" is not HOST:PORT`},
 	} {
 		t.Run(name, func(t *testing.T) {

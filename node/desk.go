@@ -80,6 +80,7 @@ type desk struct {
 	wake       chan struct{}
 	groups     atomic.Bool   // groups changed since the housekeeper looked
 	moved      atomic.Bool   // something was applied since the housekeeper looked
+	tick       time.Duration // how often the housekeeper looks; 0: housekeepTick
 	purging    chan struct{} // one place: purges that count run one after the other
 	stop       context.CancelFunc
 	done       sync.WaitGroup
@@ -97,6 +98,7 @@ type deskOptions struct {
 	Lags       func() bool
 	ReceiptKey []byte
 	Boot       func() time.Duration
+	Tick       time.Duration
 	Metrics    *metrics
 	Logger     *zap.Logger
 }
@@ -104,7 +106,7 @@ type deskOptions struct {
 func openDesk(o deskOptions) (*desk, error) {
 	d := &desk{
 		shard: o.Shard, self: o.Self, host: o.Host, reader: o.Reader, raft: o.Raft, fleet: o.Fleet, metrics: o.Metrics,
-		boot: o.Boot, log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1), purging: make(chan struct{}, 1),
+		boot: o.Boot, tick: o.Tick, log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1), purging: make(chan struct{}, 1),
 	}
 	d.level, d.lags = o.Level, o.Lags
 	if d.level == nil {

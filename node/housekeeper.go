@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"hash/fnv"
 	"time"
@@ -13,6 +14,8 @@ import (
 const (
 	// housekeepTick is how often a housekeeper looks; an idle shard then costs two atomic loads.
 	housekeepTick = 250 * time.Millisecond
+	// housekeepTickMany is the same in the profile many-shards.
+	housekeepTickMany = time.Second
 	// choreEvery is how often a shard that moves is asked for chores, choreRest one that does not.
 	choreEvery = 500 * time.Millisecond
 	choreRest  = 30 * time.Second
@@ -26,7 +29,7 @@ const (
 // housekeep runs while the replica runs and acts only while this host leads the shard: it brings the shard's options to
 // the catalog's, replaces homes whose host is silent, and proposes the state's chores. An idle shard writes nothing.
 func (d *desk) housekeep(ctx context.Context) {
-	ticker := time.NewTicker(housekeepTick)
+	ticker := time.NewTicker(cmp.Or(d.tick, housekeepTick))
 	defer ticker.Stop()
 	k := &housekeeper{desk: d, replaced: map[queue.GroupID]time.Time{}, missing: map[queue.GroupID]time.Time{}, state: noChores{}}
 	if r, ok := d.reader.(choreReader); ok {

@@ -150,6 +150,7 @@ func closeListeners(ls Listeners) {
 func (n *Node) hostConfig(ls Listeners) host.Config {
 	c := host.Config{
 		HostID: n.cfg.Host, DataDir: n.cfg.Data, Installer: &swarm.Installer{}, PeerListener: ls.Peer, Logger: n.log, Registerer: n.registry, LowSpaceBytes: n.cfg.LowSpaceBytes, TLS: n.peerCerts, RequireHostIDs: n.cfg.TLSRequireHostIDs, WallClock: n.cfg.wall,
+		ManyShards:       n.cfg.Profile == ProfileManyShards,
 		OnApplied:        n.onApplied,
 		OnInstalled:      n.onInstalled,
 		OnReplicaStarted: n.onStarted,
@@ -360,9 +361,13 @@ func (n *Node) onInstalled(shard uint64) {
 func (n *Node) onStarted(shard uint64, replica queue.ReplicaID, r queue.Reader) {
 	key := n.raft.Catalog().MACKey()
 	level := newQuorumLevel()
+	var tick time.Duration
+	if n.cfg.Profile == ProfileManyShards {
+		tick = housekeepTickMany
+	}
 	d, err := openDesk(deskOptions{
 		Shard: shard, Self: replica, Host: n.id, Reader: r, Raft: hostRaft{n.raft, shard, level}, Level: level, Lags: func() bool { return n.lags(shard, level) }, Fleet: n, Targets: exports{n, shard}, ReceiptKey: key[:],
-		Boot: n.raft.Clock().Boot, Metrics: n.metrics, Logger: n.log,
+		Boot: n.raft.Clock().Boot, Tick: tick, Metrics: n.metrics, Logger: n.log,
 	})
 	if err != nil {
 		n.log.Error("replica is not served", zap.Uint64("shard", shard), zap.Error(err))

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -25,9 +26,20 @@ func procs() {
 	}
 }
 
+// collect lets a host for many shards keep less garbage beside what its replicas hold, unless GOGC says otherwise.
+func collect(p Profile) {
+	if _, set := os.LookupEnv("GOGC"); p == ProfileManyShards && !set {
+		debug.SetGCPercent(manyShardsGC)
+	}
+}
+
+// manyShardsGC is GOGC in the profile many-shards.
+const manyShardsGC = 50
+
 // Run opens one host and serves until ctx ends, then stops it gracefully.
 func Run(ctx context.Context, cfg Config, log *zap.Logger) error {
 	procs()
+	collect(cfg.Profile)
 	n, err := Open(cfg, Listeners{}, log)
 	if err != nil {
 		return err

@@ -126,6 +126,7 @@ func failoverStops(t *testing.T, f *fleet) {
 			victim.stop()
 			took = time.Since(began)
 		})
+		t.Logf("stop of host %d: publishes stood still for %v, deliveries for %v; it took %v", victim.id, p.Round(time.Millisecond), d.Round(time.Millisecond), took.Round(time.Millisecond))
 		publish, deliver, stop = append(publish, p), append(deliver, d), append(stop, took)
 		victim.restart()
 	}
