@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -46,6 +47,7 @@ type host struct {
 	role                   string
 	raft, peer, api, admin string
 	dir, config, log       string
+	within                 []string // a command that runs the process somewhere else
 
 	mu      sync.Mutex
 	cmd     *exec.Cmd
@@ -174,7 +176,8 @@ func (h *host) start() {
 	if h.role == "witness" {
 		verb = "witness"
 	}
-	cmd := exec.Command(tierq(t), verb, "--config", h.config)
+	args := slices.Concat(h.within, []string{tierq(t), verb, "--config", h.config})
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir = h.f.dir
 	cmd.Stdout, cmd.Stderr = out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // not even a killed test leaves processes behind
