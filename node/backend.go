@@ -254,6 +254,9 @@ func (n *Node) DeleteQueue(ctx context.Context, name string) error {
 func (n *Node) queueInfo(q catalog.Queue) api.QueueInfo {
 	v := n.view()
 	info := api.QueueInfo{Name: q.Name, ID: q.ID, Options: q.Options}
+	if g, ok := v.Growth(q.ID); ok && !g.Opened {
+		info.GrowingTo = uint32(len(v.AllShards(q)))
+	}
 	for i, shard := range q.Shards {
 		part := api.PartitionInfo{Number: uint32(i), Shard: shard}
 		if placement, ok := v.Placement(shard); ok {
@@ -386,7 +389,7 @@ func (n *Node) deskOf(ctx context.Context, name string, p api.Partition) (catalo
 
 // CreateGroup implements api.Backend.
 func (n *Node) CreateGroup(ctx context.Context, r api.CreateGroup) (api.GroupInfo, error) {
-	q, d, err := n.deskOf(ctx, r.Queue, r.Partition)
+	q, d, err := n.groupDesk(ctx, r.Queue, r.Partition)
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
@@ -427,7 +430,7 @@ func (n *Node) replicaOn(shard, host uint64) (queue.ReplicaID, error) {
 
 // ListGroups implements api.Backend.
 func (n *Node) ListGroups(ctx context.Context, name string, p api.Partition) ([]api.GroupInfo, error) {
-	q, d, err := n.deskOf(ctx, name, p)
+	q, d, err := n.groupDesk(ctx, name, p)
 	if err != nil {
 		return nil, err
 	}
@@ -470,10 +473,15 @@ func (n *Node) groupInfoWith(queueName string, d *desk, g queue.GroupInfo, s hom
 }
 
 // DeleteGroup implements api.Backend.
-func (n *Node) DeleteGroup(ctx context.Context, name string, p api.Partition, group string) error {
+func (n *Node) DeleteGroup(ctx context.Context, name string, p api.Partition, group string, id queue.GroupID) error {
 	d, g, err := n.barrier(ctx, name, p, group)
 	if err != nil {
 		return err
+	}
+	if id != 0 {
+		if err := n.closedGroup(ctx, name, p, g, id); err != nil {
+			return err
+		}
 	}
 	_, err = d.proposed(ctx, &queue.Group{Stamp: d.raft.Stamp(), Op: queue.GroupDelete, OperationID: operation(0), ID: g.ID, ExpectedEpoch: g.Epoch})
 	return err

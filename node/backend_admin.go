@@ -41,7 +41,10 @@ func (n *Node) partition(ctx context.Context, name string, p api.Partition) (*de
 
 // barrier is the desk and group of a call, after a barrier.
 func (n *Node) barrier(ctx context.Context, name string, p api.Partition, group string) (*desk, queue.GroupInfo, error) {
-	d, err := n.partition(ctx, name, p)
+	_, d, err := n.groupDesk(ctx, name, p)
+	if err == nil {
+		err = d.raft.ReadIndex(ctx)
+	}
 	if err != nil {
 		return nil, queue.GroupInfo{}, err
 	}

@@ -59,6 +59,7 @@ type Node struct {
 
 	peerCerts, apiCerts *certs.Store // nil: plain text
 	watching            func()       // ends the watch of the files
+	growing             func()       // ends the driving of growths; nil on a witness host
 
 	api, admin *http.Server
 	apiAddr    net.Addr
@@ -179,6 +180,7 @@ func (n *Node) serve(ls Listeners) {
 		public := api.NewServer(api.Options{Backend: n, Logger: n.log, Forward: api.ForwardTenant(n.raft.Peers().Client), Admit: n.admit, OnForward: n.metrics.forwarded.Inc, OnRefusal: count})
 		mux := http.NewServeMux()
 		public.Mount(mux)
+		n.growing = n.driveGrowths(public)
 		n.apiAddr = ls.API.Addr()
 		n.api = newServer(n.guard(mux, count))
 		if n.apiCerts != nil {
@@ -245,6 +247,9 @@ func (n *Node) stop() error {
 
 func (n *Node) close() error {
 	n.watching()
+	if n.growing != nil {
+		n.growing()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	n.mu.Lock()

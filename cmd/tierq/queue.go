@@ -12,8 +12,8 @@ import (
 )
 
 func queueCommand(a *app) *cobra.Command {
-	return parent("queue", "create, list, describe, configure, pause, purge and delete queues",
-		queueCreate(a), queueList(a), queueDescribe(a), queueDelete(a), queueConfigure(a), queuePause(a), queueResume(a), queuePurge(a))
+	return parent("queue", "create, list, describe, configure, grow, pause, purge and delete queues",
+		queueCreate(a), queueList(a), queueDescribe(a), queueDelete(a), queueConfigure(a), queueGrow(a), queuePause(a), queueResume(a), queuePurge(a))
 }
 
 func queueCreate(a *app) *cobra.Command {
@@ -184,6 +184,10 @@ func queueDescribe(a *app) *cobra.Command {
 func (a *app) printQueue(q *tierqv1.Queue) error {
 	head := newTable("QUEUE", "ID", "MESSAGES", "BYTES", "DELAYED", "LAST_ADDRESS", "ORDERING", "DURABILITY")
 	row := []any{q.Name, q.Id, q.Messages, q.Bytes, q.Delayed, q.LastAddress, orderingName(q.Options), durabilityName(q.Options)}
+	if q.GetGrowingTo() != 0 {
+		head.columns = append(head.columns, "GROWING_TO")
+		row = append(row, q.GetGrowingTo())
+	}
 	parts := newTable("PARTITION", "SHARD", "REPLICA", "HOST", "ROLE", "LEADER", "API")
 	for _, p := range q.Partitions {
 		for _, r := range p.Replicas {

@@ -162,7 +162,7 @@ func queueConfigure(a *app) *cobra.Command {
 					return err
 				}
 				if n := len(q.Partitions); cmd.Flags().Changed("partitions") && int(partitions) != n {
-					return code.New(code.InvalidArgument, "queue %q has %d partitions, which cannot change: its keys would go elsewhere and lose their order; create another queue with %d, and move producers, then consumers over", args[0], n, partitions)
+					return code.New(code.InvalidArgument, "queue %q has %d partitions: `tierq queue grow %s --partitions %d` gives a queue without key order more; with key order, create another queue with %d, and move producers, then consumers over", args[0], n, args[0], partitions, partitions)
 				}
 				want := proto.CloneOf(q.Options)
 				_ = change(want) // looked at above
@@ -176,7 +176,7 @@ func queueConfigure(a *app) *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.Uint32Var(&partitions, "partitions", 0, "refused unless it is what the queue has: partitions cannot change")
+	f.Uint32Var(&partitions, "partitions", 0, "refused unless it is what the queue has: see tierq queue grow")
 	f.StringVar(&overflow, "overflow", "reject", "what a full queue does: reject, or drop-oldest")
 	f.StringVar(&durability, "durability", "available", "without a second copy: available answers with one, strict refuses")
 	f.BoolVar(&given.StrictSequence, "strict-sequence", false, "demand contiguous seqs of every producer")

@@ -23,6 +23,11 @@ type Admin interface {
 	// ConfigureQueue replaces a queue's options; o.Version is the version that the change was decided on.
 	ConfigureQueue(ctx context.Context, queue string, o queue.QueueOptions) (QueueInfo, error)
 	PauseQueue(ctx context.Context, queue string, paused bool) (QueueInfo, error)
+	// GrowQueue begins a growth to so many partitions, and CancelGrowth ends one that is not open yet. The fleet goes on with it by itself.
+	GrowQueue(ctx context.Context, queue string, partitions uint32) (QueueInfo, error)
+	CancelGrowth(ctx context.Context, queue string) (QueueInfo, error)
+	// GroupPartitions are those in which a group of the queue is to be, read linearizably if the catalog can be read.
+	GroupPartitions(ctx context.Context, queue string) (Partitions, error)
 	// ConfigureGroup replaces what a client can set of a group's policy.
 	ConfigureGroup(ctx context.Context, queue string, p Partition, group string, cfg queue.GroupConfig, version uint64) (GroupInfo, error)
 	PauseGroup(ctx context.Context, queue string, p Partition, group string, paused bool) (GroupInfo, error)
@@ -259,49 +264,25 @@ func (s adminService) ConfigureGroup(ctx context.Context, req *connect.Request[t
 	if m.GetExpectedVersion() == 0 {
 		return nil, code.New(code.InvalidArgument, "expected_version: name the config version that the change was decided on, as ListGroups tells it")
 	}
-	g, err := s.backend.ConfigureGroup(ctx, m.GetQueue(), m.Partition, groupName(m.GetName()), groupConfig(m.GetConfig()), m.GetExpectedVersion())
-	if n, ok := several(err); ok {
-		return s.configureEach(ctx, m, n)
+	if m.Partition == nil {
+		return s.configureEverywhere(ctx, m)
 	}
+	g, err := s.backend.ConfigureGroup(ctx, m.GetQueue(), m.Partition, groupName(m.GetName()), groupConfig(m.GetConfig()), m.GetExpectedVersion())
 	if err != nil {
 		return over(ctx, s, err, m, tierqv1connect.AdminServiceClient.ConfigureGroup)
 	}
 	return connect.NewResponse(&tierqv1.ConfigureGroupResponse{Group: protoGroup(g)}), nil
 }
 
-// configureEach replaces a group's policy in every partition. The version of the first one decides; the others follow
-// whatever version they are at, so that a call that failed half way is mended by the next.
-func (s adminService) configureEach(ctx context.Context, m *tierqv1.ConfigureGroupRequest, n int) (*connect.Response[tierqv1.ConfigureGroupResponse], error) {
-	groups := make([]*tierqv1.Group, n)
-	for p := range n {
-		one := inPartition(m, uint32(p))
-		if p > 0 {
-			list, err := groupService(s).ListGroups(ctx, connect.NewRequest(&tierqv1.ListGroupsRequest{Queue: m.GetQueue(), Partition: one.Partition}))
-			if err != nil {
-				return nil, ofPartition(uint32(p), err)
-			}
-			for _, g := range list.Msg.GetGroups() {
-				if g.GetName() == groupName(m.GetName()) {
-					one.ExpectedVersion = g.GetConfigVersion()
-				}
-			}
-		}
-		resp, err := s.ConfigureGroup(ctx, connect.NewRequest(one))
-		if err != nil {
-			return nil, ofPartition(uint32(p), err)
-		}
-		groups[p] = resp.Msg.GetGroup()
-	}
-	return connect.NewResponse(&tierqv1.ConfigureGroupResponse{Group: mergeGroup(groups)}), nil
-}
-
 func (s adminService) PauseGroup(ctx context.Context, req *connect.Request[tierqv1.PauseGroupRequest]) (*connect.Response[tierqv1.PauseGroupResponse], error) {
-	g, err := s.backend.PauseGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName()), true)
-	if n, ok := several(err); ok {
-		return eachGroup(ctx, req.Msg, n, s.PauseGroup, (*tierqv1.PauseGroupResponse).GetGroup, func(g *tierqv1.Group) *tierqv1.PauseGroupResponse {
-			return &tierqv1.PauseGroupResponse{Group: g}
-		})
+	if req.Msg.Partition == nil {
+		g, err := groupEverywhere(ctx, s.Server, req.Msg.GetQueue(), req.Msg, s.PauseGroup, (*tierqv1.PauseGroupResponse).GetGroup)
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(&tierqv1.PauseGroupResponse{Group: g}), nil
 	}
+	g, err := s.backend.PauseGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName()), true)
 	if err != nil {
 		return over(ctx, s, err, req.Msg, tierqv1connect.AdminServiceClient.PauseGroup)
 	}
@@ -309,12 +290,14 @@ func (s adminService) PauseGroup(ctx context.Context, req *connect.Request[tierq
 }
 
 func (s adminService) ResumeGroup(ctx context.Context, req *connect.Request[tierqv1.ResumeGroupRequest]) (*connect.Response[tierqv1.ResumeGroupResponse], error) {
-	g, err := s.backend.PauseGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName()), false)
-	if n, ok := several(err); ok {
-		return eachGroup(ctx, req.Msg, n, s.ResumeGroup, (*tierqv1.ResumeGroupResponse).GetGroup, func(g *tierqv1.Group) *tierqv1.ResumeGroupResponse {
-			return &tierqv1.ResumeGroupResponse{Group: g}
-		})
+	if req.Msg.Partition == nil {
+		g, err := groupEverywhere(ctx, s.Server, req.Msg.GetQueue(), req.Msg, s.ResumeGroup, (*tierqv1.ResumeGroupResponse).GetGroup)
+		if err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(&tierqv1.ResumeGroupResponse{Group: g}), nil
 	}
+	g, err := s.backend.PauseGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName()), false)
 	if err != nil {
 		return over(ctx, s, err, req.Msg, tierqv1connect.AdminServiceClient.ResumeGroup)
 	}

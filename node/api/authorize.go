@@ -62,6 +62,7 @@ var needed = map[string]Role{
 	tierqv1connect.GroupServicePurgeDeadLettersProcedure:   RoleAdmin,
 	tierqv1connect.AdminServicePurgeQueueProcedure:         RoleAdmin,
 	tierqv1connect.AdminServiceConfigureQueueProcedure:     RoleAdmin,
+	tierqv1connect.AdminServiceGrowQueueProcedure:          RoleAdmin,
 	tierqv1connect.AdminServicePauseQueueProcedure:         RoleAdmin,
 	tierqv1connect.AdminServiceResumeQueueProcedure:        RoleAdmin,
 	tierqv1connect.AdminServiceConfigureGroupProcedure:     RoleAdmin,

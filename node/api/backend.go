@@ -29,7 +29,8 @@ type Backend interface {
 
 	CreateGroup(ctx context.Context, r CreateGroup) (GroupInfo, error)
 	ListGroups(ctx context.Context, queue string, p Partition) ([]GroupInfo, error)
-	DeleteGroup(ctx context.Context, queue string, p Partition, group string) error
+	// DeleteGroup with an id deletes only the group of that id, and only from a partition that is not open; 0 is any.
+	DeleteGroup(ctx context.Context, queue string, p Partition, group string, id queue.GroupID) error
 	ResetGroup(ctx context.Context, queue string, p Partition, group string, start queue.Start) (GroupInfo, error)
 	MoveGroup(ctx context.Context, queue string, p Partition, group string, toHost uint64) (GroupInfo, error)
 
@@ -83,6 +84,7 @@ type QueueInfo struct {
 	ID         uint64
 	Options    queue.QueueOptions
 	Partitions []PartitionInfo
+	GrowingTo  uint32 // partitions that there will be; 0: it does not grow
 	HasState   bool
 	Messages   uint64
 	Bytes      uint64

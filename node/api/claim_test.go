@@ -30,6 +30,10 @@ func (b *claimBackend) ClaimIdle(_ context.Context, r ClaimIdle) (Claimed, error
 	return Claimed{Dead: 1, Skipped: 2, Epoch: 9, Deliveries: []Delivery{{Receipt: "r", Attempt: 2, Message: queue.StoredMessage{Address: 5, Body: make([]byte, 10)}}}}, nil
 }
 
+func (b *claimBackend) GroupPartitions(context.Context, string) (Partitions, error) {
+	return Partitions{Shards: []uint64{2}, Open: 1}, nil
+}
+
 func (b *claimBackend) CreateGroup(_ context.Context, r CreateGroup) (GroupInfo, error) {
 	b.config = r.Config
 	return GroupInfo{GroupInfo: queue.GroupInfo{Config: r.Config}}, nil

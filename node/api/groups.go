@@ -35,18 +35,13 @@ func (s groupService) CreateGroup(ctx context.Context, req *connect.Request[tier
 	if err != nil {
 		return nil, err
 	}
+	if m.Partition == nil {
+		return s.createEverywhere(ctx, m)
+	}
 	g, err := s.backend.CreateGroup(ctx, CreateGroup{
 		Queue: m.GetQueue(), Partition: m.Partition, Name: m.GetName(), Config: groupConfig(m.GetConfig()), Start: start, HomeHost: m.GetHomeHost(), OperationID: m.GetOperationId(),
 	})
 	if err != nil {
-		if n, ok := several(err); ok {
-			if err := oneStart(m.GetStart(), n); err != nil {
-				return nil, err
-			}
-			return eachGroup(ctx, m, n, s.CreateGroup, (*tierqv1.CreateGroupResponse).GetGroup, func(g *tierqv1.Group) *tierqv1.CreateGroupResponse {
-				return &tierqv1.CreateGroupResponse{Group: g}
-			})
-		}
 		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.CreateGroupRequest]) (*connect.Response[tierqv1.CreateGroupResponse], error) {
 			return s.client(host).CreateGroup(ctx, r)
 		})
@@ -119,39 +114,13 @@ func (s groupService) askHomes(ctx context.Context, queueName string, partition 
 }
 
 func (s groupService) DeleteGroup(ctx context.Context, req *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
-	if err := s.backend.DeleteGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName())); err != nil {
-		if n, ok := several(err); ok {
-			return s.deleteEach(ctx, req.Msg, n)
-		}
+	if req.Msg.Partition == nil {
+		return s.deleteEverywhere(ctx, req.Msg)
+	}
+	if err := s.backend.DeleteGroup(ctx, req.Msg.GetQueue(), req.Msg.Partition, groupName(req.Msg.GetName()), queue.GroupID(req.Msg.GetId())); err != nil {
 		return elsewhere(ctx, s.Server, err, req.Msg, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
 			return s.client(host).DeleteGroup(ctx, r)
 		})
-	}
-	return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
-}
-
-// deleteEach deletes a group from every partition. Where it was deleted before, by a call that failed half way, it need not be.
-func (s groupService) deleteEach(ctx context.Context, m *tierqv1.DeleteGroupRequest, n int) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
-	var mu sync.Mutex
-	deleted, unknown := 0, error(nil)
-	_, err := forEach(ctx, m, n, func(ctx context.Context, r *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
-		resp, err := s.DeleteGroup(ctx, r)
-		mu.Lock()
-		defer mu.Unlock()
-		if err != nil && code.Code(detailOf(err).GetCode()) == code.UnknownGroup {
-			unknown = err
-			return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
-		}
-		if err == nil {
-			deleted++
-		}
-		return resp, err
-	})
-	switch {
-	case err != nil:
-		return nil, err
-	case deleted == 0:
-		return nil, unknown
 	}
 	return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
 }

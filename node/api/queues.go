@@ -298,6 +298,7 @@ func protoOptions(o queue.QueueOptions) *tierqv1.QueueOptions {
 func protoQueue(i QueueInfo) *tierqv1.Queue {
 	q := &tierqv1.Queue{
 		Name: i.Name, Id: i.ID, Options: protoOptions(i.Options), Messages: i.Messages, Bytes: i.Bytes, Delayed: i.Delayed, LastAddress: uint64(i.Last),
+		GrowingTo: i.GrowingTo,
 	}
 	for _, p := range i.Partitions {
 		pp := &tierqv1.Partition{

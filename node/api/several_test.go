@@ -154,9 +154,13 @@ func (p *parted) Settle(_ context.Context, r Settle) ([]SettleResult, error) {
 	return out, nil
 }
 
-func (p *parted) DeleteGroup(_ context.Context, _ string, n Partition, _ string) error {
+func (p *parted) DeleteGroup(_ context.Context, _ string, n Partition, _ string, _ queue.GroupID) error {
 	_, err := p.find(n)
 	return err
+}
+
+func (p *parted) GroupPartitions(context.Context, string) (Partitions, error) {
+	return Partitions{Shards: []uint64{10, 11, 12, 13}, Open: 4}, nil
 }
 
 // twoHosts serves partitions 0 and 1 at one host and 2 and 3 at another, which forward to each other, and returns clients of

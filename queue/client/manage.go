@@ -49,6 +49,25 @@ func (c *Client) ConfigureQueue(ctx context.Context, queue string, options *tier
 	return res.Queue, nil
 }
 
+// GrowQueue begins to give a queue without key order more partitions, so many in all. The fleet goes on by itself: they are open when
+// DescribeQueue lists them. The same again is the same growth.
+func (c *Client) GrowQueue(ctx context.Context, queue string, partitions uint32) (*tierqv1.Queue, error) {
+	return c.growQueue(ctx, &tierqv1.GrowQueueRequest{Queue: queue, Partitions: partitions})
+}
+
+// CancelGrowth takes back partitions that are not open yet.
+func (c *Client) CancelGrowth(ctx context.Context, queue string) (*tierqv1.Queue, error) {
+	return c.growQueue(ctx, &tierqv1.GrowQueueRequest{Queue: queue, Cancel: true})
+}
+
+func (c *Client) growQueue(ctx context.Context, req *tierqv1.GrowQueueRequest) (*tierqv1.Queue, error) {
+	res, err := call(ctx, c, writeTo(c.leaderOf(req.Queue, nil), true), func(a *apis) method[tierqv1.GrowQueueRequest, tierqv1.GrowQueueResponse] { return a.admin.GrowQueue }, req)
+	if err != nil {
+		return nil, err
+	}
+	return res.Queue, nil
+}
+
 // PauseQueue stops deliveries of all groups of a queue; publishing, acks and leases go on.
 func (c *Client) PauseQueue(ctx context.Context, queue string) (*tierqv1.Queue, error) {
 	res, err := call(ctx, c, writeTo(c.leaderOf(queue, nil), true), func(a *apis) method[tierqv1.PauseQueueRequest, tierqv1.PauseQueueResponse] { return a.admin.PauseQueue },

@@ -48,6 +48,10 @@ func (v adminView) ConfigureQueue(_ context.Context, r *connect.Request[tierqv1.
 	return answer[tierqv1.ConfigureQueueRequest, tierqv1.ConfigureQueueResponse](v.f, r)
 }
 
+func (v adminView) GrowQueue(_ context.Context, r *connect.Request[tierqv1.GrowQueueRequest]) (*connect.Response[tierqv1.GrowQueueResponse], error) {
+	return answer[tierqv1.GrowQueueRequest, tierqv1.GrowQueueResponse](v.f, r)
+}
+
 func (v adminView) PauseQueue(_ context.Context, r *connect.Request[tierqv1.PauseQueueRequest]) (*connect.Response[tierqv1.PauseQueueResponse], error) {
 	return answer[tierqv1.PauseQueueRequest, tierqv1.PauseQueueResponse](v.f, r)
 }

@@ -880,11 +880,13 @@ type Queue struct {
 	Options    *QueueOptions          `protobuf:"bytes,3,opt,name=options,proto3" json:"options,omitempty"`
 	Partitions []*Partition           `protobuf:"bytes,4,rep,name=partitions,proto3" json:"partitions,omitempty"`
 	// Filled by DescribeQueue where a replica is at hand.
-	Messages      uint64   `protobuf:"varint,5,opt,name=messages,proto3" json:"messages,omitempty"`
-	Bytes         uint64   `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	Delayed       uint64   `protobuf:"varint,7,opt,name=delayed,proto3" json:"delayed,omitempty"`
-	LastAddress   uint64   `protobuf:"varint,8,opt,name=last_address,json=lastAddress,proto3" json:"last_address,omitempty"`
-	Groups        []*Group `protobuf:"bytes,9,rep,name=groups,proto3" json:"groups,omitempty"`
+	Messages    uint64   `protobuf:"varint,5,opt,name=messages,proto3" json:"messages,omitempty"`
+	Bytes       uint64   `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Delayed     uint64   `protobuf:"varint,7,opt,name=delayed,proto3" json:"delayed,omitempty"`
+	LastAddress uint64   `protobuf:"varint,8,opt,name=last_address,json=lastAddress,proto3" json:"last_address,omitempty"`
+	Groups      []*Group `protobuf:"bytes,9,rep,name=groups,proto3" json:"groups,omitempty"`
+	// The partitions that there will be; 0: the queue does not grow. Partitions lists those that are open.
+	GrowingTo     uint32 `protobuf:"varint,10,opt,name=growing_to,json=growingTo,proto3" json:"growing_to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -980,6 +982,13 @@ func (x *Queue) GetGroups() []*Group {
 		return x.Groups
 	}
 	return nil
+}
+
+func (x *Queue) GetGrowingTo() uint32 {
+	if x != nil {
+		return x.GrowingTo
+	}
+	return 0
 }
 
 type ListQueuesRequest struct {
@@ -2679,7 +2688,9 @@ type DeleteGroupRequest struct {
 	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
 	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Absent: all.
-	Partition     *uint32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	Partition *uint32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// Only a group that has this id, and only from a partition that is not open yet: for hosts that let a queue grow. 0: any.
+	Id            uint64 `protobuf:"varint,4,opt,name=id,proto3" json:"id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2731,6 +2742,13 @@ func (x *DeleteGroupRequest) GetName() string {
 func (x *DeleteGroupRequest) GetPartition() uint32 {
 	if x != nil && x.Partition != nil {
 		return *x.Partition
+	}
+	return 0
+}
+
+func (x *DeleteGroupRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
 	}
 	return 0
 }
@@ -6356,6 +6374,112 @@ func (x *ConfigureQueueResponse) GetQueue() *Queue {
 	return nil
 }
 
+type GrowQueueRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// That there shall be in all; not with cancel.
+	Partitions uint32 `protobuf:"varint,2,opt,name=partitions,proto3" json:"partitions,omitempty"`
+	// Takes away those that are not open yet.
+	Cancel        bool `protobuf:"varint,3,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrowQueueRequest) Reset() {
+	*x = GrowQueueRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrowQueueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrowQueueRequest) ProtoMessage() {}
+
+func (x *GrowQueueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrowQueueRequest.ProtoReflect.Descriptor instead.
+func (*GrowQueueRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *GrowQueueRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *GrowQueueRequest) GetPartitions() uint32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
+}
+
+func (x *GrowQueueRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+type GrowQueueResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         *Queue                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrowQueueResponse) Reset() {
+	*x = GrowQueueResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrowQueueResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrowQueueResponse) ProtoMessage() {}
+
+func (x *GrowQueueResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrowQueueResponse.ProtoReflect.Descriptor instead.
+func (*GrowQueueResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *GrowQueueResponse) GetQueue() *Queue {
+	if x != nil {
+		return x.Queue
+	}
+	return nil
+}
+
 type PauseQueueRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
@@ -6365,7 +6489,7 @@ type PauseQueueRequest struct {
 
 func (x *PauseQueueRequest) Reset() {
 	*x = PauseQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6377,7 +6501,7 @@ func (x *PauseQueueRequest) String() string {
 func (*PauseQueueRequest) ProtoMessage() {}
 
 func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[77]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6390,7 +6514,7 @@ func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueRequest.ProtoReflect.Descriptor instead.
 func (*PauseQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{77}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PauseQueueRequest) GetQueue() string {
@@ -6409,7 +6533,7 @@ type PauseQueueResponse struct {
 
 func (x *PauseQueueResponse) Reset() {
 	*x = PauseQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6421,7 +6545,7 @@ func (x *PauseQueueResponse) String() string {
 func (*PauseQueueResponse) ProtoMessage() {}
 
 func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[78]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6434,7 +6558,7 @@ func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueResponse.ProtoReflect.Descriptor instead.
 func (*PauseQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{78}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PauseQueueResponse) GetQueue() *Queue {
@@ -6453,7 +6577,7 @@ type ResumeQueueRequest struct {
 
 func (x *ResumeQueueRequest) Reset() {
 	*x = ResumeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6465,7 +6589,7 @@ func (x *ResumeQueueRequest) String() string {
 func (*ResumeQueueRequest) ProtoMessage() {}
 
 func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6478,7 +6602,7 @@ func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueRequest.ProtoReflect.Descriptor instead.
 func (*ResumeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ResumeQueueRequest) GetQueue() string {
@@ -6497,7 +6621,7 @@ type ResumeQueueResponse struct {
 
 func (x *ResumeQueueResponse) Reset() {
 	*x = ResumeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6509,7 +6633,7 @@ func (x *ResumeQueueResponse) String() string {
 func (*ResumeQueueResponse) ProtoMessage() {}
 
 func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6522,7 +6646,7 @@ func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueResponse.ProtoReflect.Descriptor instead.
 func (*ResumeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ResumeQueueResponse) GetQueue() *Queue {
@@ -6549,7 +6673,7 @@ type ConfigureGroupRequest struct {
 
 func (x *ConfigureGroupRequest) Reset() {
 	*x = ConfigureGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6561,7 +6685,7 @@ func (x *ConfigureGroupRequest) String() string {
 func (*ConfigureGroupRequest) ProtoMessage() {}
 
 func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6574,7 +6698,7 @@ func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ConfigureGroupRequest) GetQueue() string {
@@ -6621,7 +6745,7 @@ type ConfigureGroupResponse struct {
 
 func (x *ConfigureGroupResponse) Reset() {
 	*x = ConfigureGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6633,7 +6757,7 @@ func (x *ConfigureGroupResponse) String() string {
 func (*ConfigureGroupResponse) ProtoMessage() {}
 
 func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6646,7 +6770,7 @@ func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ConfigureGroupResponse) GetGroup() *Group {
@@ -6668,7 +6792,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6680,7 +6804,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6693,7 +6817,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *PauseGroupRequest) GetQueue() string {
@@ -6726,7 +6850,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6738,7 +6862,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6751,7 +6875,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
@@ -6773,7 +6897,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6785,7 +6909,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6798,7 +6922,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ResumeGroupRequest) GetQueue() string {
@@ -6831,7 +6955,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6843,7 +6967,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6856,7 +6980,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
@@ -6880,7 +7004,7 @@ type ListConsumersRequest struct {
 
 func (x *ListConsumersRequest) Reset() {
 	*x = ListConsumersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6892,7 +7016,7 @@ func (x *ListConsumersRequest) String() string {
 func (*ListConsumersRequest) ProtoMessage() {}
 
 func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6905,7 +7029,7 @@ func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersRequest.ProtoReflect.Descriptor instead.
 func (*ListConsumersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListConsumersRequest) GetQueue() string {
@@ -6950,7 +7074,7 @@ type HeldMessage struct {
 
 func (x *HeldMessage) Reset() {
 	*x = HeldMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6962,7 +7086,7 @@ func (x *HeldMessage) String() string {
 func (*HeldMessage) ProtoMessage() {}
 
 func (x *HeldMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6975,7 +7099,7 @@ func (x *HeldMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldMessage.ProtoReflect.Descriptor instead.
 func (*HeldMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *HeldMessage) GetAddress() uint64 {
@@ -7027,7 +7151,7 @@ type Consumer struct {
 
 func (x *Consumer) Reset() {
 	*x = Consumer{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7039,7 +7163,7 @@ func (x *Consumer) String() string {
 func (*Consumer) ProtoMessage() {}
 
 func (x *Consumer) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7052,7 +7176,7 @@ func (x *Consumer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Consumer.ProtoReflect.Descriptor instead.
 func (*Consumer) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *Consumer) GetName() string {
@@ -7098,7 +7222,7 @@ type ListConsumersResponse struct {
 
 func (x *ListConsumersResponse) Reset() {
 	*x = ListConsumersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7110,7 +7234,7 @@ func (x *ListConsumersResponse) String() string {
 func (*ListConsumersResponse) ProtoMessage() {}
 
 func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7123,7 +7247,7 @@ func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
 func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListConsumersResponse) GetConsumers() []*Consumer {
@@ -7190,7 +7314,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7202,7 +7326,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7215,7 +7339,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ExplainGroupRequest) GetQueue() string {
@@ -7299,7 +7423,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7311,7 +7435,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7324,7 +7448,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ExplainGroupResponse) GetVerdict() string {
@@ -7521,7 +7645,7 @@ type DelayedPosition struct {
 
 func (x *DelayedPosition) Reset() {
 	*x = DelayedPosition{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7533,7 +7657,7 @@ func (x *DelayedPosition) String() string {
 func (*DelayedPosition) ProtoMessage() {}
 
 func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7546,7 +7670,7 @@ func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedPosition.ProtoReflect.Descriptor instead.
 func (*DelayedPosition) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DelayedPosition) GetVisibleUnixMs() uint64 {
@@ -7588,7 +7712,7 @@ type DelayedMessage struct {
 
 func (x *DelayedMessage) Reset() {
 	*x = DelayedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7600,7 +7724,7 @@ func (x *DelayedMessage) String() string {
 func (*DelayedMessage) ProtoMessage() {}
 
 func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7613,7 +7737,7 @@ func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedMessage.ProtoReflect.Descriptor instead.
 func (*DelayedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *DelayedMessage) GetAddress() uint64 {
@@ -7688,7 +7812,7 @@ type ListDelayedRequest struct {
 
 func (x *ListDelayedRequest) Reset() {
 	*x = ListDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7700,7 +7824,7 @@ func (x *ListDelayedRequest) String() string {
 func (*ListDelayedRequest) ProtoMessage() {}
 
 func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7713,7 +7837,7 @@ func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedRequest.ProtoReflect.Descriptor instead.
 func (*ListDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ListDelayedRequest) GetQueue() string {
@@ -7764,7 +7888,7 @@ type ListDelayedResponse struct {
 
 func (x *ListDelayedResponse) Reset() {
 	*x = ListDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7776,7 +7900,7 @@ func (x *ListDelayedResponse) String() string {
 func (*ListDelayedResponse) ProtoMessage() {}
 
 func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7789,7 +7913,7 @@ func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ListDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ListDelayedResponse) GetMessages() []*DelayedMessage {
@@ -7827,7 +7951,7 @@ type CancelDelayedRequest struct {
 
 func (x *CancelDelayedRequest) Reset() {
 	*x = CancelDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7839,7 +7963,7 @@ func (x *CancelDelayedRequest) String() string {
 func (*CancelDelayedRequest) ProtoMessage() {}
 
 func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7852,7 +7976,7 @@ func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDelayedRequest.ProtoReflect.Descriptor instead.
 func (*CancelDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *CancelDelayedRequest) GetQueue() string {
@@ -7898,7 +8022,7 @@ type RescheduleDelayedRequest struct {
 
 func (x *RescheduleDelayedRequest) Reset() {
 	*x = RescheduleDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7910,7 +8034,7 @@ func (x *RescheduleDelayedRequest) String() string {
 func (*RescheduleDelayedRequest) ProtoMessage() {}
 
 func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7923,7 +8047,7 @@ func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleDelayedRequest.ProtoReflect.Descriptor instead.
 func (*RescheduleDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *RescheduleDelayedRequest) GetQueue() string {
@@ -7972,7 +8096,7 @@ type ChangeDelayedResponse struct {
 
 func (x *ChangeDelayedResponse) Reset() {
 	*x = ChangeDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7984,7 +8108,7 @@ func (x *ChangeDelayedResponse) String() string {
 func (*ChangeDelayedResponse) ProtoMessage() {}
 
 func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7997,7 +8121,7 @@ func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ChangeDelayedResponse) GetAddress() uint64 {
@@ -8033,7 +8157,7 @@ type BrowseRequest struct {
 
 func (x *BrowseRequest) Reset() {
 	*x = BrowseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8045,7 +8169,7 @@ func (x *BrowseRequest) String() string {
 func (*BrowseRequest) ProtoMessage() {}
 
 func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8058,7 +8182,7 @@ func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseRequest.ProtoReflect.Descriptor instead.
 func (*BrowseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *BrowseRequest) GetQueue() string {
@@ -8125,7 +8249,7 @@ type BrowsedMessage struct {
 
 func (x *BrowsedMessage) Reset() {
 	*x = BrowsedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8137,7 +8261,7 @@ func (x *BrowsedMessage) String() string {
 func (*BrowsedMessage) ProtoMessage() {}
 
 func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8150,7 +8274,7 @@ func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowsedMessage.ProtoReflect.Descriptor instead.
 func (*BrowsedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{101}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *BrowsedMessage) GetAddress() uint64 {
@@ -8243,7 +8367,7 @@ type BrowseResponse struct {
 
 func (x *BrowseResponse) Reset() {
 	*x = BrowseResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8255,7 +8379,7 @@ func (x *BrowseResponse) String() string {
 func (*BrowseResponse) ProtoMessage() {}
 
 func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8268,7 +8392,7 @@ func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseResponse.ProtoReflect.Descriptor instead.
 func (*BrowseResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{102}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *BrowseResponse) GetMessages() []*BrowsedMessage {
@@ -8305,7 +8429,7 @@ type LookupPublishRequest struct {
 
 func (x *LookupPublishRequest) Reset() {
 	*x = LookupPublishRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8317,7 +8441,7 @@ func (x *LookupPublishRequest) String() string {
 func (*LookupPublishRequest) ProtoMessage() {}
 
 func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8330,7 +8454,7 @@ func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishRequest.ProtoReflect.Descriptor instead.
 func (*LookupPublishRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{103}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *LookupPublishRequest) GetQueue() string {
@@ -8379,7 +8503,7 @@ type LookupPublishResponse struct {
 
 func (x *LookupPublishResponse) Reset() {
 	*x = LookupPublishResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8391,7 +8515,7 @@ func (x *LookupPublishResponse) String() string {
 func (*LookupPublishResponse) ProtoMessage() {}
 
 func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8404,7 +8528,7 @@ func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishResponse.ProtoReflect.Descriptor instead.
 func (*LookupPublishResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{104}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *LookupPublishResponse) GetOutcome() string {
@@ -8518,7 +8642,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"leader_api\x18\x06 \x01(\tR\tleaderApi\x12!\n" +
 	"\fquorum_state\x18\a \x01(\rR\vquorumState\x12\x1f\n" +
 	"\vdata_copies\x18\b \x01(\rR\n" +
-	"dataCopies\"\xaa\x02\n" +
+	"dataCopies\"\xc9\x02\n" +
 	"\x05Queue\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\x120\n" +
@@ -8530,7 +8654,10 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x05bytes\x18\x06 \x01(\x04R\x05bytes\x12\x18\n" +
 	"\adelayed\x18\a \x01(\x04R\adelayed\x12!\n" +
 	"\flast_address\x18\b \x01(\x04R\vlastAddress\x12'\n" +
-	"\x06groups\x18\t \x03(\v2\x0f.tierq.v1.GroupR\x06groups\"+\n" +
+	"\x06groups\x18\t \x03(\v2\x0f.tierq.v1.GroupR\x06groups\x12\x1d\n" +
+	"\n" +
+	"growing_to\x18\n" +
+	" \x01(\rR\tgrowingTo\"+\n" +
 	"\x11ListQueuesRequest\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\tR\x06prefix\"=\n" +
 	"\x12ListQueuesResponse\x12'\n" +
@@ -8686,11 +8813,12 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"_partition\"=\n" +
 	"\x12ListGroupsResponse\x12'\n" +
-	"\x06groups\x18\x01 \x03(\v2\x0f.tierq.v1.GroupR\x06groups\"o\n" +
+	"\x06groups\x18\x01 \x03(\v2\x0f.tierq.v1.GroupR\x06groups\"\x7f\n" +
 	"\x12DeleteGroupRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
-	"\tpartition\x18\x03 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\tpartition\x18\x03 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x0e\n" +
+	"\x02id\x18\x04 \x01(\x04R\x02idB\f\n" +
 	"\n" +
 	"_partition\"\x15\n" +
 	"\x13DeleteGroupResponse\"\x95\x01\n" +
@@ -9005,6 +9133,14 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x120\n" +
 	"\aoptions\x18\x02 \x01(\v2\x16.tierq.v1.QueueOptionsR\aoptions\"?\n" +
 	"\x16ConfigureQueueResponse\x12%\n" +
+	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\"`\n" +
+	"\x10GrowQueueRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x02 \x01(\rR\n" +
+	"partitions\x12\x16\n" +
+	"\x06cancel\x18\x03 \x01(\bR\x06cancel\":\n" +
+	"\x11GrowQueueResponse\x12%\n" +
 	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\")\n" +
 	"\x11PauseQueueRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\";\n" +
@@ -9248,11 +9384,12 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\rStatusService\x12J\n" +
 	"\vFleetStatus\x12\x1c.tierq.v1.FleetStatusRequest\x1a\x1d.tierq.v1.FleetStatusResponse\x12J\n" +
 	"\vShardDigest\x12\x1c.tierq.v1.ShardDigestRequest\x1a\x1d.tierq.v1.ShardDigestResponse\x12M\n" +
-	"\fBenchPropose\x12\x1d.tierq.v1.BenchProposeRequest\x1a\x1e.tierq.v1.BenchProposeResponse2\xd3\b\n" +
+	"\fBenchPropose\x12\x1d.tierq.v1.BenchProposeRequest\x1a\x1e.tierq.v1.BenchProposeResponse2\x99\t\n" +
 	"\fAdminService\x12G\n" +
 	"\n" +
 	"PurgeQueue\x12\x1b.tierq.v1.PurgeQueueRequest\x1a\x1c.tierq.v1.PurgeQueueResponse\x12S\n" +
-	"\x0eConfigureQueue\x12\x1f.tierq.v1.ConfigureQueueRequest\x1a .tierq.v1.ConfigureQueueResponse\x12G\n" +
+	"\x0eConfigureQueue\x12\x1f.tierq.v1.ConfigureQueueRequest\x1a .tierq.v1.ConfigureQueueResponse\x12D\n" +
+	"\tGrowQueue\x12\x1a.tierq.v1.GrowQueueRequest\x1a\x1b.tierq.v1.GrowQueueResponse\x12G\n" +
 	"\n" +
 	"PauseQueue\x12\x1b.tierq.v1.PauseQueueRequest\x1a\x1c.tierq.v1.PauseQueueResponse\x12J\n" +
 	"\vResumeQueue\x12\x1c.tierq.v1.ResumeQueueRequest\x1a\x1d.tierq.v1.ResumeQueueResponse\x12S\n" +
@@ -9281,7 +9418,7 @@ func file_tierq_v1_tierq_proto_rawDescGZIP() []byte {
 }
 
 var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 105)
+var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
 var file_tierq_v1_tierq_proto_goTypes = []any{
 	(Effect)(0),                        // 0: tierq.v1.Effect
 	(Ordering)(0),                      // 1: tierq.v1.Ordering
@@ -9365,34 +9502,36 @@ var file_tierq_v1_tierq_proto_goTypes = []any{
 	(*PurgeQueueResponse)(nil),         // 79: tierq.v1.PurgeQueueResponse
 	(*ConfigureQueueRequest)(nil),      // 80: tierq.v1.ConfigureQueueRequest
 	(*ConfigureQueueResponse)(nil),     // 81: tierq.v1.ConfigureQueueResponse
-	(*PauseQueueRequest)(nil),          // 82: tierq.v1.PauseQueueRequest
-	(*PauseQueueResponse)(nil),         // 83: tierq.v1.PauseQueueResponse
-	(*ResumeQueueRequest)(nil),         // 84: tierq.v1.ResumeQueueRequest
-	(*ResumeQueueResponse)(nil),        // 85: tierq.v1.ResumeQueueResponse
-	(*ConfigureGroupRequest)(nil),      // 86: tierq.v1.ConfigureGroupRequest
-	(*ConfigureGroupResponse)(nil),     // 87: tierq.v1.ConfigureGroupResponse
-	(*PauseGroupRequest)(nil),          // 88: tierq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 89: tierq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 90: tierq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 91: tierq.v1.ResumeGroupResponse
-	(*ListConsumersRequest)(nil),       // 92: tierq.v1.ListConsumersRequest
-	(*HeldMessage)(nil),                // 93: tierq.v1.HeldMessage
-	(*Consumer)(nil),                   // 94: tierq.v1.Consumer
-	(*ListConsumersResponse)(nil),      // 95: tierq.v1.ListConsumersResponse
-	(*ExplainGroupRequest)(nil),        // 96: tierq.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),       // 97: tierq.v1.ExplainGroupResponse
-	(*DelayedPosition)(nil),            // 98: tierq.v1.DelayedPosition
-	(*DelayedMessage)(nil),             // 99: tierq.v1.DelayedMessage
-	(*ListDelayedRequest)(nil),         // 100: tierq.v1.ListDelayedRequest
-	(*ListDelayedResponse)(nil),        // 101: tierq.v1.ListDelayedResponse
-	(*CancelDelayedRequest)(nil),       // 102: tierq.v1.CancelDelayedRequest
-	(*RescheduleDelayedRequest)(nil),   // 103: tierq.v1.RescheduleDelayedRequest
-	(*ChangeDelayedResponse)(nil),      // 104: tierq.v1.ChangeDelayedResponse
-	(*BrowseRequest)(nil),              // 105: tierq.v1.BrowseRequest
-	(*BrowsedMessage)(nil),             // 106: tierq.v1.BrowsedMessage
-	(*BrowseResponse)(nil),             // 107: tierq.v1.BrowseResponse
-	(*LookupPublishRequest)(nil),       // 108: tierq.v1.LookupPublishRequest
-	(*LookupPublishResponse)(nil),      // 109: tierq.v1.LookupPublishResponse
+	(*GrowQueueRequest)(nil),           // 82: tierq.v1.GrowQueueRequest
+	(*GrowQueueResponse)(nil),          // 83: tierq.v1.GrowQueueResponse
+	(*PauseQueueRequest)(nil),          // 84: tierq.v1.PauseQueueRequest
+	(*PauseQueueResponse)(nil),         // 85: tierq.v1.PauseQueueResponse
+	(*ResumeQueueRequest)(nil),         // 86: tierq.v1.ResumeQueueRequest
+	(*ResumeQueueResponse)(nil),        // 87: tierq.v1.ResumeQueueResponse
+	(*ConfigureGroupRequest)(nil),      // 88: tierq.v1.ConfigureGroupRequest
+	(*ConfigureGroupResponse)(nil),     // 89: tierq.v1.ConfigureGroupResponse
+	(*PauseGroupRequest)(nil),          // 90: tierq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 91: tierq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 92: tierq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 93: tierq.v1.ResumeGroupResponse
+	(*ListConsumersRequest)(nil),       // 94: tierq.v1.ListConsumersRequest
+	(*HeldMessage)(nil),                // 95: tierq.v1.HeldMessage
+	(*Consumer)(nil),                   // 96: tierq.v1.Consumer
+	(*ListConsumersResponse)(nil),      // 97: tierq.v1.ListConsumersResponse
+	(*ExplainGroupRequest)(nil),        // 98: tierq.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),       // 99: tierq.v1.ExplainGroupResponse
+	(*DelayedPosition)(nil),            // 100: tierq.v1.DelayedPosition
+	(*DelayedMessage)(nil),             // 101: tierq.v1.DelayedMessage
+	(*ListDelayedRequest)(nil),         // 102: tierq.v1.ListDelayedRequest
+	(*ListDelayedResponse)(nil),        // 103: tierq.v1.ListDelayedResponse
+	(*CancelDelayedRequest)(nil),       // 104: tierq.v1.CancelDelayedRequest
+	(*RescheduleDelayedRequest)(nil),   // 105: tierq.v1.RescheduleDelayedRequest
+	(*ChangeDelayedResponse)(nil),      // 106: tierq.v1.ChangeDelayedResponse
+	(*BrowseRequest)(nil),              // 107: tierq.v1.BrowseRequest
+	(*BrowsedMessage)(nil),             // 108: tierq.v1.BrowsedMessage
+	(*BrowseResponse)(nil),             // 109: tierq.v1.BrowseResponse
+	(*LookupPublishRequest)(nil),       // 110: tierq.v1.LookupPublishRequest
+	(*LookupPublishResponse)(nil),      // 111: tierq.v1.LookupPublishResponse
 }
 var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	0,   // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
@@ -9447,106 +9586,109 @@ var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	74,  // 49: tierq.v1.ShardDigestResponse.replicas:type_name -> tierq.v1.ReplicaDigest
 	6,   // 50: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
 	11,  // 51: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 52: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 53: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
-	26,  // 54: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	27,  // 55: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 56: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 57: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
-	93,  // 58: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
-	94,  // 59: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
-	97,  // 60: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
-	20,  // 61: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
-	98,  // 62: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
-	99,  // 63: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
-	98,  // 64: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
-	20,  // 65: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
-	106, // 66: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
-	7,   // 67: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
-	12,  // 68: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
-	14,  // 69: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
-	18,  // 70: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
-	16,  // 71: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
-	22,  // 72: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
-	30,  // 73: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
-	32,  // 74: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
-	34,  // 75: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
-	36,  // 76: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
-	38,  // 77: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
-	40,  // 78: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
-	46,  // 79: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
-	47,  // 80: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
-	48,  // 81: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
-	49,  // 82: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
-	50,  // 83: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
-	44,  // 84: tierq.v1.GroupService.ClaimIdle:input_type -> tierq.v1.ClaimIdleRequest
-	64,  // 85: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
-	66,  // 86: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
-	68,  // 87: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
-	22,  // 88: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
-	57,  // 89: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
-	71,  // 90: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
-	73,  // 91: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
-	76,  // 92: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
-	78,  // 93: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
-	80,  // 94: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
-	82,  // 95: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
-	84,  // 96: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
-	86,  // 97: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
-	88,  // 98: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
-	90,  // 99: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
-	92,  // 100: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
-	96,  // 101: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
-	100, // 102: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
-	102, // 103: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
-	103, // 104: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
-	105, // 105: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
-	108, // 106: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
-	8,   // 107: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
-	13,  // 108: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
-	15,  // 109: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
-	19,  // 110: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
-	17,  // 111: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
-	25,  // 112: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
-	31,  // 113: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
-	33,  // 114: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
-	35,  // 115: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
-	37,  // 116: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
-	39,  // 117: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
-	43,  // 118: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
-	52,  // 119: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
-	52,  // 120: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
-	52,  // 121: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
-	52,  // 122: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
-	52,  // 123: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
-	45,  // 124: tierq.v1.GroupService.ClaimIdle:output_type -> tierq.v1.ClaimIdleResponse
-	65,  // 125: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
-	67,  // 126: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
-	69,  // 127: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
-	53,  // 128: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
-	62,  // 129: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
-	72,  // 130: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
-	75,  // 131: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
-	77,  // 132: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
-	79,  // 133: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
-	81,  // 134: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
-	83,  // 135: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
-	85,  // 136: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
-	87,  // 137: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
-	89,  // 138: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
-	91,  // 139: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
-	95,  // 140: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
-	97,  // 141: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
-	101, // 142: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
-	104, // 143: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	104, // 144: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	107, // 145: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
-	109, // 146: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
-	107, // [107:147] is the sub-list for method output_type
-	67,  // [67:107] is the sub-list for method input_type
-	67,  // [67:67] is the sub-list for extension type_name
-	67,  // [67:67] is the sub-list for extension extendee
-	0,   // [0:67] is the sub-list for field type_name
+	11,  // 52: tierq.v1.GrowQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 53: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 54: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
+	26,  // 55: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	27,  // 56: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 57: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 58: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
+	95,  // 59: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
+	96,  // 60: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
+	99,  // 61: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
+	20,  // 62: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
+	100, // 63: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
+	101, // 64: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
+	100, // 65: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
+	20,  // 66: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
+	108, // 67: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
+	7,   // 68: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
+	12,  // 69: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
+	14,  // 70: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
+	18,  // 71: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
+	16,  // 72: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
+	22,  // 73: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
+	30,  // 74: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
+	32,  // 75: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
+	34,  // 76: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
+	36,  // 77: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
+	38,  // 78: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
+	40,  // 79: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
+	46,  // 80: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
+	47,  // 81: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
+	48,  // 82: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
+	49,  // 83: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
+	50,  // 84: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
+	44,  // 85: tierq.v1.GroupService.ClaimIdle:input_type -> tierq.v1.ClaimIdleRequest
+	64,  // 86: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
+	66,  // 87: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
+	68,  // 88: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
+	22,  // 89: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
+	57,  // 90: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
+	71,  // 91: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
+	73,  // 92: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
+	76,  // 93: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
+	78,  // 94: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
+	80,  // 95: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
+	82,  // 96: tierq.v1.AdminService.GrowQueue:input_type -> tierq.v1.GrowQueueRequest
+	84,  // 97: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
+	86,  // 98: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
+	88,  // 99: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
+	90,  // 100: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
+	92,  // 101: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
+	94,  // 102: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
+	98,  // 103: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
+	102, // 104: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
+	104, // 105: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
+	105, // 106: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
+	107, // 107: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
+	110, // 108: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
+	8,   // 109: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
+	13,  // 110: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
+	15,  // 111: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
+	19,  // 112: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
+	17,  // 113: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
+	25,  // 114: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
+	31,  // 115: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
+	33,  // 116: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
+	35,  // 117: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
+	37,  // 118: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
+	39,  // 119: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
+	43,  // 120: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
+	52,  // 121: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
+	52,  // 122: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
+	52,  // 123: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
+	52,  // 124: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
+	52,  // 125: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
+	45,  // 126: tierq.v1.GroupService.ClaimIdle:output_type -> tierq.v1.ClaimIdleResponse
+	65,  // 127: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
+	67,  // 128: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
+	69,  // 129: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
+	53,  // 130: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
+	62,  // 131: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
+	72,  // 132: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
+	75,  // 133: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
+	77,  // 134: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
+	79,  // 135: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
+	81,  // 136: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
+	83,  // 137: tierq.v1.AdminService.GrowQueue:output_type -> tierq.v1.GrowQueueResponse
+	85,  // 138: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
+	87,  // 139: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
+	89,  // 140: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
+	91,  // 141: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
+	93,  // 142: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
+	97,  // 143: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
+	99,  // 144: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
+	103, // 145: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
+	106, // 146: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	106, // 147: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	109, // 148: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
+	111, // 149: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
+	109, // [109:150] is the sub-list for method output_type
+	68,  // [68:109] is the sub-list for method input_type
+	68,  // [68:68] is the sub-list for extension type_name
+	68,  // [68:68] is the sub-list for extension extendee
+	0,   // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_tierq_proto_init() }
@@ -9590,23 +9732,23 @@ func file_tierq_v1_tierq_proto_init() {
 	file_tierq_v1_tierq_proto_msgTypes[61].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[63].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[73].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[81].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[83].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[85].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[87].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[91].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[95].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[89].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[93].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[97].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[98].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[99].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[100].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[103].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[102].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[105].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_tierq_proto_rawDesc), len(file_tierq_v1_tierq_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   105,
+			NumMessages:   107,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

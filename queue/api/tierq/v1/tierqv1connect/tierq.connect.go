@@ -115,6 +115,8 @@ const (
 	// AdminServiceConfigureQueueProcedure is the fully-qualified name of the AdminService's
 	// ConfigureQueue RPC.
 	AdminServiceConfigureQueueProcedure = "/tierq.v1.AdminService/ConfigureQueue"
+	// AdminServiceGrowQueueProcedure is the fully-qualified name of the AdminService's GrowQueue RPC.
+	AdminServiceGrowQueueProcedure = "/tierq.v1.AdminService/GrowQueue"
 	// AdminServicePauseQueueProcedure is the fully-qualified name of the AdminService's PauseQueue RPC.
 	AdminServicePauseQueueProcedure = "/tierq.v1.AdminService/PauseQueue"
 	// AdminServiceResumeQueueProcedure is the fully-qualified name of the AdminService's ResumeQueue
@@ -1049,6 +1051,9 @@ type AdminServiceClient interface {
 	// ConfigureQueue replaces a queue's options; what has partitions or order keeps both.
 	ConfigureQueue(context.Context, *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error)
 	// PauseQueue stops deliveries of every group. Publishing, acks and leases go on.
+	// GrowQueue begins to give a queue without key order more partitions, or cancels that. The fleet goes on by itself; DescribeQueue
+	// tells when they are there. The same again is OK.
+	GrowQueue(context.Context, *connect.Request[v1.GrowQueueRequest]) (*connect.Response[v1.GrowQueueResponse], error)
 	PauseQueue(context.Context, *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error)
 	ResumeQueue(context.Context, *connect.Request[v1.ResumeQueueRequest]) (*connect.Response[v1.ResumeQueueResponse], error)
 	// ConfigureGroup replaces a group's policy.
@@ -1092,6 +1097,12 @@ func NewAdminServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+AdminServiceConfigureQueueProcedure,
 			connect.WithSchema(adminServiceMethods.ByName("ConfigureQueue")),
+			connect.WithClientOptions(opts...),
+		),
+		growQueue: connect.NewClient[v1.GrowQueueRequest, v1.GrowQueueResponse](
+			httpClient,
+			baseURL+AdminServiceGrowQueueProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("GrowQueue")),
 			connect.WithClientOptions(opts...),
 		),
 		pauseQueue: connect.NewClient[v1.PauseQueueRequest, v1.PauseQueueResponse](
@@ -1173,6 +1184,7 @@ func NewAdminServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 type adminServiceClient struct {
 	purgeQueue        *connect.Client[v1.PurgeQueueRequest, v1.PurgeQueueResponse]
 	configureQueue    *connect.Client[v1.ConfigureQueueRequest, v1.ConfigureQueueResponse]
+	growQueue         *connect.Client[v1.GrowQueueRequest, v1.GrowQueueResponse]
 	pauseQueue        *connect.Client[v1.PauseQueueRequest, v1.PauseQueueResponse]
 	resumeQueue       *connect.Client[v1.ResumeQueueRequest, v1.ResumeQueueResponse]
 	configureGroup    *connect.Client[v1.ConfigureGroupRequest, v1.ConfigureGroupResponse]
@@ -1195,6 +1207,11 @@ func (c *adminServiceClient) PurgeQueue(ctx context.Context, req *connect.Reques
 // ConfigureQueue calls tierq.v1.AdminService.ConfigureQueue.
 func (c *adminServiceClient) ConfigureQueue(ctx context.Context, req *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error) {
 	return c.configureQueue.CallUnary(ctx, req)
+}
+
+// GrowQueue calls tierq.v1.AdminService.GrowQueue.
+func (c *adminServiceClient) GrowQueue(ctx context.Context, req *connect.Request[v1.GrowQueueRequest]) (*connect.Response[v1.GrowQueueResponse], error) {
+	return c.growQueue.CallUnary(ctx, req)
 }
 
 // PauseQueue calls tierq.v1.AdminService.PauseQueue.
@@ -1264,6 +1281,9 @@ type AdminServiceHandler interface {
 	// ConfigureQueue replaces a queue's options; what has partitions or order keeps both.
 	ConfigureQueue(context.Context, *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error)
 	// PauseQueue stops deliveries of every group. Publishing, acks and leases go on.
+	// GrowQueue begins to give a queue without key order more partitions, or cancels that. The fleet goes on by itself; DescribeQueue
+	// tells when they are there. The same again is OK.
+	GrowQueue(context.Context, *connect.Request[v1.GrowQueueRequest]) (*connect.Response[v1.GrowQueueResponse], error)
 	PauseQueue(context.Context, *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error)
 	ResumeQueue(context.Context, *connect.Request[v1.ResumeQueueRequest]) (*connect.Response[v1.ResumeQueueResponse], error)
 	// ConfigureGroup replaces a group's policy.
@@ -1303,6 +1323,12 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 		AdminServiceConfigureQueueProcedure,
 		svc.ConfigureQueue,
 		connect.WithSchema(adminServiceMethods.ByName("ConfigureQueue")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceGrowQueueHandler := connect.NewUnaryHandler(
+		AdminServiceGrowQueueProcedure,
+		svc.GrowQueue,
+		connect.WithSchema(adminServiceMethods.ByName("GrowQueue")),
 		connect.WithHandlerOptions(opts...),
 	)
 	adminServicePauseQueueHandler := connect.NewUnaryHandler(
@@ -1383,6 +1409,8 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 			adminServicePurgeQueueHandler.ServeHTTP(w, r)
 		case AdminServiceConfigureQueueProcedure:
 			adminServiceConfigureQueueHandler.ServeHTTP(w, r)
+		case AdminServiceGrowQueueProcedure:
+			adminServiceGrowQueueHandler.ServeHTTP(w, r)
 		case AdminServicePauseQueueProcedure:
 			adminServicePauseQueueHandler.ServeHTTP(w, r)
 		case AdminServiceResumeQueueProcedure:
@@ -1422,6 +1450,10 @@ func (UnimplementedAdminServiceHandler) PurgeQueue(context.Context, *connect.Req
 
 func (UnimplementedAdminServiceHandler) ConfigureQueue(context.Context, *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.ConfigureQueue is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) GrowQueue(context.Context, *connect.Request[v1.GrowQueueRequest]) (*connect.Response[v1.GrowQueueResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.GrowQueue is not implemented"))
 }
 
 func (UnimplementedAdminServiceHandler) PauseQueue(context.Context, *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error) {

@@ -1,0 +1,271 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/node/api"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// A growth (catalog.Growth, docs/adr/0057) is driven by the host that leads the catalog: once the new shards are served it makes the queue's
+// groups in them until a look at all of them finds nothing to do, has the catalog open the partitions, looks at the groups once more, and
+// ends the growth. It remembers nothing but what the catalog has: another host goes on where it was, or does the same beside it.
+
+const (
+	// growEvery is how often growths are looked at that wait for something.
+	growEvery = 200 * time.Millisecond
+	// growRound bounds one look at one growth.
+	growRound = 10 * time.Second
+	// growReminder is how often the log says what a growth waits for.
+	growReminder = 30 * time.Second
+	// groupCatalogTimeout bounds the read of the catalog by a call about groups, which then takes the partitions that this host knows.
+	groupCatalogTimeout = time.Second
+)
+
+// driver advances the growths of all queues while this host leads the catalog.
+type driver struct {
+	n      *Node
+	server *api.Server // its calls go where they are served
+
+	mu   sync.Mutex
+	told map[uint64]time.Time // by growth: when the log was told what it waits for
+}
+
+// driveGrowths runs the driver until the returned function is called, which waits for it.
+func (n *Node) driveGrowths(server *api.Server) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	d := &driver{n: n, server: server, told: map[uint64]time.Time{}}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		d.run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+func (d *driver) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		changed := d.n.changed()
+		var again <-chan time.Time
+		if growths := d.n.view().Growths(); len(growths) > 0 {
+			again = time.After(growEvery)
+			if d.n.leadsCatalog() {
+				d.round(ctx, growths)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-again:
+		}
+	}
+}
+
+func (n *Node) leadsCatalog() bool {
+	_, host, _, ok := n.raft.Leader(catalog.ShardID)
+	return ok && host == n.id
+}
+
+// round advances every growth: one that waits does not hold up the others.
+func (d *driver) round(ctx context.Context, growths []catalog.Growth) {
+	var wg sync.WaitGroup
+	for _, g := range growths {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, growRound)
+			defer cancel()
+			d.tell(g, d.advance(ctx, g.QueueID))
+		})
+	}
+	wg.Wait()
+}
+
+// errGrowthWaits says what a growth waits for.
+var errGrowthWaits = errors.New("it waits")
+
+// advance takes a queue's growth as far as it goes now.
+func (d *driver) advance(ctx context.Context, queueID uint64) error {
+	for d.n.leadsCatalog() { // two hosts that make groups at once could undo what a caller has just done
+		v, err := d.n.raft.ReadCatalog(ctx)
+		if err != nil {
+			return err
+		}
+		q, ok := v.QueueByID(queueID)
+		g, growing := v.Growth(queueID)
+		if !ok || !growing {
+			return nil
+		}
+		ctx := api.WithTenant(ctx, q.Tenant)
+		if err := d.n.servesAll(g.Shards); err != nil {
+			return err
+		}
+		all := len(v.AllShards(q))
+		level, err := d.server.MatchGroups(ctx, q.Name, all-len(g.Shards), all, !g.Opened)
+		if err != nil {
+			return err
+		}
+		if !level {
+			continue
+		}
+		event := catalog.GrowthOpened
+		if g.Opened {
+			event = catalog.GrowthFinished
+		}
+		r, err := d.n.raft.ProposeCatalog(ctx, &catalog.GrowthReport{QueueID: q.ID, Growth: g.ID(), Event: event})
+		if err == nil {
+			err = r.Err()
+		}
+		if err != nil {
+			return err
+		}
+		d.n.log.Info("queue grows", zap.String("queue", q.Name), zap.Int("partitions", all), zap.Bool("finished", g.Opened))
+	}
+	return nil
+}
+
+// servesAll returns nil once every shard has a leader and all its voters.
+func (n *Node) servesAll(shards []uint64) error {
+	for _, s := range shards {
+		if _, _, _, ok := n.raft.Leader(s); !ok {
+			return fmt.Errorf("%w: shard %d has no leader yet", errGrowthWaits, s)
+		}
+		if !n.complete(s) {
+			return fmt.Errorf("%w: the witness of shard %d is not added yet", errGrowthWaits, s)
+		}
+	}
+	return nil
+}
+
+// tell writes into the log what a growth waits for, now and then.
+func (d *driver) tell(g catalog.Growth, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil {
+		delete(d.told, g.ID())
+		return
+	}
+	last, waits := d.told[g.ID()]
+	if !waits {
+		d.told[g.ID()] = time.Now() // it may have come by the next look
+		d.n.log.Debug("queue grows", zap.Uint64("queue", g.QueueID), zap.Error(err))
+		return
+	}
+	if time.Since(last) >= growReminder {
+		d.told[g.ID()] = time.Now()
+		d.n.log.Warn("a queue is growing and does not get on: `tierq queue grow QUEUE --cancel` takes back what is not open", zap.Uint64("queue", g.QueueID), zap.Error(err))
+	}
+}
+
+// GrowQueue implements api.Backend.
+func (n *Node) GrowQueue(ctx context.Context, name string, partitions uint32) (api.QueueInfo, error) {
+	q, err := n.queueByName(ctx, name)
+	if err != nil {
+		return api.QueueInfo{}, err
+	}
+	res, err := n.raft.ProposeCatalog(ctx, &catalog.GrowQueue{Tenant: q.Tenant, Name: q.Name, ExpectedID: q.ID, Partitions: partitions})
+	if err == nil {
+		err = res.Err()
+	}
+	if err != nil {
+		return api.QueueInfo{}, err
+	}
+	return n.infoAt(ctx, res), nil
+}
+
+// CancelGrowth implements api.Backend.
+func (n *Node) CancelGrowth(ctx context.Context, name string) (api.QueueInfo, error) {
+	v, err := n.raft.ReadCatalog(ctx)
+	if err != nil {
+		return api.QueueInfo{}, err
+	}
+	q, ok := v.Queue(api.TenantOf(ctx), name)
+	if !ok {
+		return api.QueueInfo{}, code.New(code.UnknownQueue, "queue %q does not exist", name)
+	}
+	g, growing := v.Growth(q.ID)
+	if !growing {
+		return n.queueInfo(q), nil
+	}
+	res, err := n.raft.ProposeCatalog(ctx, &catalog.GrowthReport{QueueID: q.ID, Growth: g.ID(), Event: catalog.GrowthCancelled})
+	if err == nil {
+		err = res.Err()
+	}
+	if err != nil {
+		return api.QueueInfo{}, err
+	}
+	return n.infoAt(ctx, res), nil
+}
+
+// infoAt describes a queue once this host knows what a command has done to it, or as it is if that does not come.
+func (n *Node) infoAt(ctx context.Context, res catalog.Result) api.QueueInfo {
+	ctx, cancel := context.WithTimeout(ctx, catalogTimeout)
+	defer cancel()
+	_ = n.raft.AwaitCatalog(ctx, res.Version)
+	return n.queueInfo(res.Queue)
+}
+
+// GroupPartitions implements api.Backend. Without the catalog nobody opens a partition either, unless only this host cannot reach it: its
+// own view has to do then.
+func (n *Node) GroupPartitions(ctx context.Context, name string) (api.Partitions, error) {
+	read, cancel := context.WithTimeout(ctx, groupCatalogTimeout)
+	v, err := n.raft.ReadCatalog(read)
+	cancel()
+	if err != nil {
+		v = n.view()
+	}
+	q, ok := v.Queue(api.TenantOf(ctx), name)
+	switch {
+	case ok:
+		return api.Partitions{Shards: v.AllShards(q), Open: len(q.Shards)}, nil
+	case err != nil:
+		return api.Partitions{}, err
+	}
+	return api.Partitions{}, code.New(code.UnknownQueue, "queue %q does not exist: create it with `tierq queue create %s`", name, name)
+}
+
+// groupDesk is deskOf for calls about groups: partitions that are not open yet have them too.
+func (n *Node) groupDesk(ctx context.Context, name string, p api.Partition) (catalog.Queue, *desk, error) {
+	q, err := n.queueByName(ctx, name)
+	if err != nil || p == nil || int(*p) < len(q.Shards) {
+		return n.deskOf(ctx, name, p)
+	}
+	v := n.view()
+	if int(*p) >= len(v.AllShards(q)) {
+		if v, err = n.raft.ReadCatalog(ctx); err != nil {
+			return q, nil, err
+		}
+	}
+	q, _ = v.Queue(api.TenantOf(ctx), name)
+	all := v.AllShards(q)
+	if int(*p) >= len(all) {
+		return q, nil, code.New(code.UnknownPartition, "partition: %d, queue %q has %d, numbered from 0", *p, q.Name, len(q.Shards))
+	}
+	d, err := n.desk(all[*p])
+	return q, d, err
+}
+
+// closedGroup refuses another group than that of an id, and any in a partition that is open by now.
+func (n *Node) closedGroup(ctx context.Context, name string, p api.Partition, g queue.GroupInfo, id queue.GroupID) error {
+	if g.ID != id {
+		return code.New(code.UnknownGroup, "group %q has id %d, not %d", g.Name, g.ID, id)
+	}
+	v, err := n.raft.ReadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	q, ok := v.Queue(api.TenantOf(ctx), name)
+	if !ok || p == nil || int(*p) < len(q.Shards) {
+		return code.New(code.MutationFenced, "the partition of group %q is open", g.Name)
+	}
+	return nil
+}
