@@ -303,7 +303,8 @@ func (h *RaftHost) reports() []peer.ShardReport {
 		leader, term := h.ownLeader(run.shard)
 		report := peer.ShardReport{Shard: run.shard, Replica: uint64(run.id), Leader: uint64(leader), Term: term}
 		if reader, ok := run.state.get(); ok {
-			report.Applied = uint64(reader.Meta().Applied)
+			m := reader.Meta()
+			report.Applied, report.StoredBytes = uint64(m.Applied), m.Counters.Bytes
 		}
 		run.lastMu.Lock()
 		report.LastIndex, report.LastTerm = run.lastIndex, run.lastTerm

@@ -26,11 +26,12 @@ type access struct {
 
 	mu    sync.Mutex
 	rates map[string]*rate.Limiter // by tenant
+	bytes map[string]*byteQuota    // by tenant
 }
 
 // openAccess reads what the configuration says about tokens.
 func openAccess(c *AuthConfig) (*access, error) {
-	a := &access{rates: map[string]*rate.Limiter{}}
+	a := &access{rates: map[string]*rate.Limiter{}, bytes: map[string]*byteQuota{}}
 	if c == nil {
 		return a, nil
 	}
@@ -78,8 +79,8 @@ func (n *Node) admit(ctx context.Context, messages int) error {
 		tenant = catalog.DefaultTenant
 	}
 	t, _ := n.view().Tenant(tenant)
-	if t.PublishRate == 0 {
-		return nil
+	if err := n.admitBytes(t); err != nil || t.PublishRate == 0 {
+		return err
 	}
 	r := n.access.limiter(tenant, t.PublishRate).ReserveN(time.Now(), min(messages, int(t.PublishRate)))
 	wait := r.Delay()
@@ -118,7 +119,7 @@ func (n *Node) ListTenants(ctx context.Context) ([]api.TenantInfo, error) {
 		return nil, err
 	}
 	info := func(t catalog.Tenant) api.TenantInfo {
-		return api.TenantInfo{Name: t.Name, MaxQueues: t.MaxQueues, PublishRate: t.PublishRate, Queues: uint32(len(v.Queues(t.Name)))}
+		return api.TenantInfo{Name: t.Name, MaxQueues: t.MaxQueues, PublishRate: t.PublishRate, Queues: uint32(len(v.Queues(t.Name))), MaxBytes: t.MaxBytes, StoredBytes: n.tenantBytes(v, t.Name)}
 	}
 	var out []api.TenantInfo
 	if t, _ := v.Tenant(catalog.DefaultTenant); t.ID == 0 {
@@ -138,7 +139,7 @@ func (n *Node) PutTenant(ctx context.Context, t api.TenantInfo) error {
 			return err
 		}
 		have, _ := v.Tenant(t.Name)
-		err = n.change(ctx, &catalog.PutTenant{Tenant: catalog.Tenant{Name: t.Name, MaxQueues: t.MaxQueues, PublishRate: t.PublishRate, Version: have.Version}})
+		err = n.change(ctx, &catalog.PutTenant{Tenant: catalog.Tenant{Name: t.Name, MaxQueues: t.MaxQueues, PublishRate: t.PublishRate, MaxBytes: t.MaxBytes, Version: have.Version}})
 		if !isCode(err, code.MutationFenced) || try == fencedTries {
 			return err
 		}

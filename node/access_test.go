@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
 
+	"github.com/tierq/tierq/node/api"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/client"
 	"github.com/tierq/tierq/queue/code"
@@ -123,6 +125,8 @@ func TestTokensAndTenants(t *testing.T) {
 	refused(err, code.NotPermitted, "a consumer publishes")
 	refused(a.PutTenant(ctx, &tierqv1.Tenant{Name: "acme"}), code.NotPermitted, "an admin raises its quota")
 
+	testStoredBytes(ctx, t, d, op, z)
+
 	// A receipt is good in its own tenant only.
 	got, err := at(consumeA, both...).Receive(ctx, "orders", "", client.ReceiveOptions{Max: 1, Wait: 5 * time.Second})
 	require.NoError(t, err)
@@ -176,4 +180,48 @@ func TestTokensAndTenants(t *testing.T) {
 	tokens, err := op.ListTokens(ctx)
 	require.NoError(t, err)
 	require.Len(t, tokens, 3)
+}
+
+// testStoredBytes: zeta, who has one message of one byte, gets a quota of bytes; acme goes on.
+func testStoredBytes(ctx context.Context, t *testing.T, d *Dev, op, z *client.Client) {
+	t.Helper()
+	quota := func(bytes uint64) {
+		t.Helper()
+		require.NoError(t, op.PutTenant(ctx, &tierqv1.Tenant{Name: "zeta", PublishRate: 1000, MaxBytes: bytes}))
+		for _, n := range d.Nodes[:2] {
+			require.Eventually(t, func() bool { tn, _ := n.view().Tenant("zeta"); return tn.MaxBytes == bytes }, 10*time.Second, 5*time.Millisecond)
+		}
+	}
+	quota(100)
+	_, err := z.Publish(ctx, "orders", client.Message{Body: make([]byte, 200)})
+	require.NoError(t, err, "there was room")
+	over := func(want bool) {
+		t.Helper()
+		for _, n := range d.Nodes[:2] {
+			require.Eventually(t, func() bool {
+				err := n.admit(api.WithTenant(ctx, "zeta"), 0)
+				var e *code.Error
+				return want == (errors.As(err, &e) && e.Code == code.QuotaExceeded && e.Effect == code.EffectNone)
+			}, 20*time.Second, 5*time.Millisecond, "host %d", n.id)
+			require.NoError(t, n.admit(api.WithTenant(ctx, "acme"), 0))
+		}
+	}
+	over(true)
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	_, err = z.Publish(short, "orders", client.Message{Body: []byte("z")}) // the client tries again and again
+	cancel()
+	require.Error(t, err, "a byte too many")
+	ts, err := op.ListTenants(ctx)
+	require.NoError(t, err)
+	for _, one := range ts {
+		if one.Name == "zeta" {
+			require.EqualValues(t, 201, one.StoredBytes)
+			require.EqualValues(t, 100, one.MaxBytes)
+		}
+	}
+	quota(1000)
+	over(false)
+	_, err = z.Publish(ctx, "orders", client.Message{Body: []byte("z")})
+	require.NoError(t, err)
+	require.NoError(t, op.PutTenant(ctx, &tierqv1.Tenant{Name: "zeta", PublishRate: 5}))
 }

@@ -59,6 +59,7 @@ func tenantPut(a *app) *cobra.Command {
 		},
 	}
 	c.Flags().Uint32Var(&t.MaxQueues, "max-queues", 0, "how many queues it may have (0: any number)")
+	c.Flags().Uint64Var(&t.MaxBytes, "max-bytes", 0, "how many bytes its queues may store together (0: any number)")
 	c.Flags().Uint32Var(&t.PublishRate, "publish-rate", 0, "messages a second that it may publish through each host (0: any number)")
 	return c
 }
@@ -85,11 +86,19 @@ func tenantTable(ts []*tierqv1.Tenant, queues bool) *table {
 	if queues {
 		columns = append(columns, "QUEUES")
 	}
+	columns = append(columns, "MAX_BYTES")
+	if queues {
+		columns = append(columns, "STORED_BYTES")
+	}
 	t := newTable(columns...)
 	for _, one := range ts {
 		row := []any{one.Name, one.MaxQueues, one.PublishRate}
 		if queues {
 			row = append(row, one.Queues)
+		}
+		row = append(row, one.MaxBytes)
+		if queues {
+			row = append(row, one.StoredBytes)
 		}
 		t.add(row...)
 	}

@@ -119,6 +119,9 @@ func (a *app) examine(ctx context.Context, c *client.Client, names, admin []stri
 	if l, err := c.ListHosts(ctx); err == nil { // it takes an operator
 		d.examineClocks(l.Hosts)
 	}
+	if ts, err := c.ListTenants(ctx); err == nil { // as does this
+		d.examineTenants(ts)
+	}
 	if len(names) == 0 {
 		qs, err := c.ListQueues(ctx, "")
 		if err != nil {
@@ -170,6 +173,14 @@ func (d *doctor) examineFleet(st *tierqv1.FleetStatusResponse) {
 		d.check("hosts", fmt.Sprintf("host %d", h.Id), h.Alive, resultWarn, "%s host silent for %d ms: start it, or see its log", h.Role, h.SilentMs)
 	}
 	d.check("catalog", "fleet "+st.FleetId, st.CatalogLeaderHost != 0, resultFail, "the catalog has no leader: bring back a majority of its hosts")
+}
+
+func (d *doctor) examineTenants(ts []*tierqv1.Tenant) {
+	for _, t := range ts {
+		if t.MaxBytes > 0 {
+			d.check("tenant-bytes", t.Name, t.StoredBytes < t.MaxBytes, resultWarn, "its queues store %d bytes of %d, so publishes are refused: consume, purge, or raise the quota", t.StoredBytes, t.MaxBytes)
+		}
+	}
 }
 
 func (d *doctor) examineQueue(q *tierqv1.Queue, gs []*tierqv1.Group, hosts []*tierqv1.Host) {

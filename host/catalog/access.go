@@ -71,7 +71,9 @@ type Tenant struct {
 	MaxQueues uint32
 	// PublishRate bounds the messages that the tenant publishes through one host in a second; 0: no bound.
 	PublishRate uint32
-	Version     uint64 // +1 per change
+	// MaxBytes bounds what the tenant's queues store, as the hosts see to it (the catalog does not know); 0: no bound.
+	MaxBytes uint64
+	Version  uint64 // +1 per change
 }
 
 // AccessToken lets its bearer act for a tenant in some roles. The secret itself is not kept: Hash is SHA-256 of its 32 random bytes.
@@ -117,7 +119,23 @@ func (*DeleteTenant) tag() uint8      { return tagDeleteTenant }
 func (*CreateAccessToken) tag() uint8 { return tagCreateAccessToken }
 func (*RevokeAccessToken) tag() uint8 { return tagRevokeAccessToken }
 
-func (c *PutTenant) encode(e *encoder)         { e.tenant(c.Tenant) }
+func (c *PutTenant) encode(e *encoder) {
+	e.tenant(c.Tenant)
+	if c.Tenant.MaxBytes > 0 { // left out where there is none: what was written before there were any stays as it is
+		e.u64(c.Tenant.MaxBytes)
+	}
+}
+
+func (d *decoder) putTenant() *PutTenant {
+	c := &PutTenant{Tenant: d.tenant()}
+	if d.err == nil && len(d.b) > 0 {
+		if c.Tenant.MaxBytes = d.u64(); c.Tenant.MaxBytes == 0 {
+			d.err = errMalformed
+		}
+	}
+	return c
+}
+
 func (c *DeleteTenant) encode(e *encoder)      { e.str(c.Name) }
 func (c *CreateAccessToken) encode(e *encoder) { e.accessToken(c.Token) }
 func (c *RevokeAccessToken) encode(e *encoder) { e.u64(c.ID) }
@@ -170,7 +188,7 @@ func (s *State) putTenant(c *PutTenant) (bool, *refusal) {
 	}
 	have, ok := s.d.tenant(want.Name)
 	want.ID = have.ID
-	if ok && have.ID != 0 && have.MaxQueues == want.MaxQueues && have.PublishRate == want.PublishRate {
+	if ok && have.ID != 0 && have.MaxQueues == want.MaxQueues && have.PublishRate == want.PublishRate && have.MaxBytes == want.MaxBytes {
 		return false, nil
 	}
 	if have.Version != want.Version {
@@ -275,4 +293,28 @@ func (v *View) AccessTokens() []AccessToken {
 func (v *View) TokenOf(hash [sha256.Size]byte) (AccessToken, bool) {
 	id, ok := v.byToken[hash]
 	return v.d.accessTokens[id], ok
+}
+
+// tenantBytes are the quotas of stored bytes by the tenants' ids.
+func (d *data) tenantBytes() map[uint64]uint64 {
+	out := map[uint64]uint64{}
+	for id, t := range d.tenants {
+		if t.MaxBytes > 0 {
+			out[id] = t.MaxBytes
+		}
+	}
+	return out
+}
+
+// setTenantBytes is the inverse; false if one is of no tenant, or none.
+func (d *data) setTenantBytes(limits map[uint64]uint64) bool {
+	for id, limit := range limits {
+		t, ok := d.tenants[id]
+		if !ok || limit == 0 {
+			return false
+		}
+		t.MaxBytes = limit
+		d.tenants[id] = t
+	}
+	return true
 }

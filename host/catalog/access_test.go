@@ -18,6 +18,32 @@ func goldenAccess(v *View) *View {
 	return newView(d)
 }
 
+// goldenTenantBytes is a view with a tenant that has a quota of bytes, and one that has none.
+func goldenTenantBytes(v *View) *View {
+	d := v.d
+	d.tenants = map[uint64]Tenant{2: {ID: 2, Name: "acme", MaxBytes: 6, Version: 5}, 3: {ID: 3, Name: "zeta", Version: 1}}
+	return newView(d)
+}
+
+func TestTenantBytes(t *testing.T) {
+	s := fleet(t, HostFull, HostFull, HostFull)
+	put := Tenant{Name: "acme", MaxBytes: 7}
+	c, err := Decode(Encode(&PutTenant{put}))
+	require.NoError(t, err)
+	require.Equal(t, &PutTenant{put}, c)
+	require.Equal(t, code.OK, s.Apply(1, c).Code)
+	require.Equal(t, code.OK, s.Apply(2, &PutTenant{put}).Code, "the same again")
+	put.MaxBytes = 8
+	require.Equal(t, code.MutationFenced, s.Apply(3, &PutTenant{put}).Code)
+	put.Version, put.MaxBytes = 1, 0
+	require.Equal(t, code.OK, s.Apply(4, &PutTenant{put}).Code)
+	got, ok := s.Seal().Tenant("acme")
+	require.True(t, ok)
+	require.Zero(t, got.MaxBytes)
+	_, err = Decode(append(Encode(&PutTenant{Tenant{Name: "acme"}}), make([]byte, 8)...))
+	require.Error(t, err, "no quota is written as none")
+}
+
 func TestTenants(t *testing.T) {
 	s := fleet(t, HostFull, HostFull, HostFull)
 	apply := func(c Command) Result {

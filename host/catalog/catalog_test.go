@@ -372,6 +372,8 @@ func golden() map[string][]byte {
 		"view-sections":     EncodeView(goldenSections(v)),
 		"view-access":       EncodeView(goldenAccess(v)),
 		"put-tenant":        Encode(&PutTenant{Tenant{ID: 2, Name: "acme", MaxQueues: 3, PublishRate: 4, Version: 5}}),
+		"put-tenant-bytes":  Encode(&PutTenant{Tenant{ID: 2, Name: "acme", MaxQueues: 3, PublishRate: 4, MaxBytes: 6, Version: 5}}),
+		"view-tenant-bytes": EncodeView(goldenTenantBytes(v)),
 		"delete-tenant":     Encode(&DeleteTenant{Name: "acme"}),
 		"create-token":      Encode(&CreateAccessToken{AccessToken{ID: 6, Hash: [32]byte{7}, Tenant: "acme", Roles: RoleProduce | RoleConsume, Name: "web"}}),
 		"revoke-token":      Encode(&RevokeAccessToken{ID: 6}),
@@ -405,6 +407,9 @@ func TestGoldenBytes(t *testing.T) {
 	v, err := DecodeView(golden()["view"])
 	require.NoError(t, err)
 	require.Equal(t, golden()["view"], EncodeView(v))
+	v, err = DecodeView(golden()["view-tenant-bytes"])
+	require.NoError(t, err)
+	require.Equal(t, golden()["view-tenant-bytes"], EncodeView(v))
 	v, err = DecodeView(golden()["view-sections"])
 	require.NoError(t, err)
 	require.Equal(t, golden()["view-sections"], EncodeView(v))

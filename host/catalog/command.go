@@ -212,7 +212,7 @@ func (d *decoder) command(tag uint8) Command {
 	case tagRemoveHost:
 		return &RemoveHost{HostID: d.u64(), Lost: d.bool()}
 	case tagPutTenant:
-		return &PutTenant{Tenant: d.tenant()}
+		return d.putTenant()
 	case tagDeleteTenant:
 		return &DeleteTenant{Name: d.str()}
 	case tagCreateAccessToken:

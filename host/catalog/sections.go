@@ -15,6 +15,7 @@ const (
 	sectionJoinTokens   = 5
 	sectionTenants      = 16
 	sectionAccessTokens = 17
+	sectionTenantBytes  = 18
 	sectionGrowths      = 24
 )
 
@@ -34,6 +35,7 @@ func (d *data) sections() []section {
 		{sectionJoinTokens, list(d.joinTokens, func(e *encoder, _ uint64, t JoinToken) { e.joinToken(t) })},
 		{sectionTenants, list(d.tenants, func(e *encoder, _ uint64, t Tenant) { e.tenant(t) })},
 		{sectionAccessTokens, list(d.accessTokens, func(e *encoder, _ uint64, t AccessToken) { e.accessToken(t) })},
+		{sectionTenantBytes, list(d.tenantBytes(), func(e *encoder, id, v uint64) { e.u64(id); e.u64(v) })},
 		{sectionGrowths, list(d.growths, func(e *encoder, _ uint64, g Growth) { e.growth(g) })},
 	}
 	return slices.DeleteFunc(all, func(s section) bool { return s.body == nil })
@@ -101,6 +103,12 @@ func (d *decoder) section(tag uint16, out *data) {
 		unlist(d, tenantBytes, out.tenants, func() (uint64, Tenant) { t := d.tenant(); return t.ID, t })
 	case sectionAccessTokens:
 		unlist(d, accessTokenBytes, out.accessTokens, func() (uint64, AccessToken) { t := d.accessToken(); return t.ID, t })
+	case sectionTenantBytes:
+		limits := map[uint64]uint64{}
+		unlist(d, 16, limits, func() (uint64, uint64) { return d.u64(), d.u64() })
+		if d.err == nil && !out.setTenantBytes(limits) {
+			d.err = errMalformed
+		}
 	case sectionGrowths:
 		unlist(d, growthBytes, out.growths, func() (uint64, Growth) { g := d.growth(); return g.QueueID, g })
 	default:

@@ -49,6 +49,7 @@ type ShardReport struct {
 	LastTerm       uint64
 	Leader         uint64 // replica id, 0: unknown
 	Term           uint64
+	StoredBytes    uint64 // of a full replica's partition, at Applied
 }
 
 // Backend is what Peers tells and asks of its host. Its methods are called by any goroutine. Their errors are *code.Error.

@@ -219,7 +219,7 @@ func (p *Peers) takeReport(r *peerv1.ReportRequest, from string) (needFull bool,
 		}
 		o.shards[s.ShardId] = ShardReport{
 			Shard: s.ShardId, Replica: s.ReplicaId, Applied: s.AppliedIndex,
-			LastIndex: s.LastIndex, LastTerm: s.LastTerm, Leader: s.LeaderId, Term: s.Term,
+			LastIndex: s.LastIndex, LastTerm: s.LastTerm, Leader: s.LeaderId, Term: s.Term, StoredBytes: s.StoredBytes,
 		}
 	}
 	return false, nil
@@ -281,7 +281,7 @@ func changes(told map[uint64]ShardReport, shards []ShardReport) []*peerv1.ShardR
 		}
 		out = append(out, &peerv1.ShardReport{
 			ShardId: s.Shard, ReplicaId: s.Replica, AppliedIndex: s.Applied,
-			LastIndex: s.LastIndex, LastTerm: s.LastTerm, LeaderId: s.Leader, Term: s.Term,
+			LastIndex: s.LastIndex, LastTerm: s.LastTerm, LeaderId: s.Leader, Term: s.Term, StoredBytes: s.StoredBytes,
 		})
 	}
 	for shard := range told {

@@ -26,6 +26,8 @@ type TenantInfo struct {
 	MaxQueues   uint32
 	PublishRate uint32
 	Queues      uint32
+	MaxBytes    uint64
+	StoredBytes uint64
 }
 
 // TokenInfo is a token without its secret.
@@ -46,7 +48,7 @@ func (s accessService) ListTenants(ctx context.Context, _ *connect.Request[tierq
 	}
 	out := &tierqv1.ListTenantsResponse{}
 	for _, t := range ts {
-		out.Tenants = append(out.Tenants, &tierqv1.Tenant{Name: t.Name, MaxQueues: t.MaxQueues, PublishRate: t.PublishRate, Queues: t.Queues})
+		out.Tenants = append(out.Tenants, &tierqv1.Tenant{Name: t.Name, MaxQueues: t.MaxQueues, PublishRate: t.PublishRate, Queues: t.Queues, MaxBytes: t.MaxBytes, StoredBytes: t.StoredBytes})
 	}
 	return connect.NewResponse(out), nil
 }
@@ -56,7 +58,7 @@ func (s accessService) PutTenant(ctx context.Context, req *connect.Request[tierq
 	if err := validName("tenant.name", t.GetName()); err != nil {
 		return nil, err
 	}
-	err := s.backend.PutTenant(ctx, TenantInfo{Name: t.GetName(), MaxQueues: t.GetMaxQueues(), PublishRate: t.GetPublishRate()})
+	err := s.backend.PutTenant(ctx, TenantInfo{Name: t.GetName(), MaxQueues: t.GetMaxQueues(), PublishRate: t.GetPublishRate(), MaxBytes: t.GetMaxBytes()})
 	return connect.NewResponse(&tierqv1.PutTenantResponse{}), err
 }
 

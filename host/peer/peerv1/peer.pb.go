@@ -716,7 +716,9 @@ type ShardReport struct {
 	LeaderId uint64 `protobuf:"varint,6,opt,name=leader_id,json=leaderId,proto3" json:"leader_id,omitempty"`
 	Term     uint64 `protobuf:"varint,7,opt,name=term,proto3" json:"term,omitempty"`
 	// The replica was stopped.
-	Gone          bool `protobuf:"varint,8,opt,name=gone,proto3" json:"gone,omitempty"`
+	Gone bool `protobuf:"varint,8,opt,name=gone,proto3" json:"gone,omitempty"`
+	// What a full replica's partition stores, as of the applied index.
+	StoredBytes   uint64 `protobuf:"varint,9,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -805,6 +807,13 @@ func (x *ShardReport) GetGone() bool {
 		return x.Gone
 	}
 	return false
+}
+
+func (x *ShardReport) GetStoredBytes() uint64 {
+	if x != nil {
+		return x.StoredBytes
+	}
+	return 0
 }
 
 type CopiesRequest struct {
@@ -1121,7 +1130,7 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\rclock_refused\x18\b \x01(\bR\fclockRefused\"F\n" +
 	"\x0eReportResponse\x12\x17\n" +
 	"\awall_ms\x18\x01 \x01(\x03R\x06wallMs\x12\x1b\n" +
-	"\tneed_full\x18\x02 \x01(\bR\bneedFull\"\xed\x01\n" +
+	"\tneed_full\x18\x02 \x01(\bR\bneedFull\"\x90\x02\n" +
 	"\vShardReport\x12\x19\n" +
 	"\bshard_id\x18\x01 \x01(\x04R\ashardId\x12\x1d\n" +
 	"\n" +
@@ -1132,7 +1141,8 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\tlast_term\x18\x05 \x01(\x04R\blastTerm\x12\x1b\n" +
 	"\tleader_id\x18\x06 \x01(\x04R\bleaderId\x12\x12\n" +
 	"\x04term\x18\a \x01(\x04R\x04term\x12\x12\n" +
-	"\x04gone\x18\b \x01(\bR\x04gone\"D\n" +
+	"\x04gone\x18\b \x01(\bR\x04gone\x12!\n" +
+	"\fstored_bytes\x18\t \x01(\x04R\vstoredBytes\"D\n" +
 	"\rCopiesRequest\x123\n" +
 	"\areports\x18\x01 \x03(\v2\x19.tierq.peer.v1.CopyReportR\areports\"\xb3\x01\n" +
 	"\n" +

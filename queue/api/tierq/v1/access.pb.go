@@ -27,8 +27,12 @@ type Tenant struct {
 	// 0: no bound.
 	MaxQueues uint32 `protobuf:"varint,2,opt,name=max_queues,json=maxQueues,proto3" json:"max_queues,omitempty"`
 	// Messages a second through each host; 0: no bound.
-	PublishRate   uint32 `protobuf:"varint,3,opt,name=publish_rate,json=publishRate,proto3" json:"publish_rate,omitempty"`
-	Queues        uint32 `protobuf:"varint,4,opt,name=queues,proto3" json:"queues,omitempty"`
+	PublishRate uint32 `protobuf:"varint,3,opt,name=publish_rate,json=publishRate,proto3" json:"publish_rate,omitempty"`
+	Queues      uint32 `protobuf:"varint,4,opt,name=queues,proto3" json:"queues,omitempty"`
+	// Bytes (bodies, headers, keys) that its queues may store together, kept within a second or so; 0: no bound.
+	MaxBytes uint64 `protobuf:"varint,5,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	// What they store, as the host that answers has heard.
+	StoredBytes   uint64 `protobuf:"varint,6,opt,name=stored_bytes,json=storedBytes,proto3" json:"stored_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -87,6 +91,20 @@ func (x *Tenant) GetPublishRate() uint32 {
 func (x *Tenant) GetQueues() uint32 {
 	if x != nil {
 		return x.Queues
+	}
+	return 0
+}
+
+func (x *Tenant) GetMaxBytes() uint64 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+func (x *Tenant) GetStoredBytes() uint64 {
+	if x != nil {
+		return x.StoredBytes
 	}
 	return 0
 }
@@ -663,13 +681,15 @@ var File_tierq_v1_access_proto protoreflect.FileDescriptor
 
 const file_tierq_v1_access_proto_rawDesc = "" +
 	"\n" +
-	"\x15tierq/v1/access.proto\x12\btierq.v1\"v\n" +
+	"\x15tierq/v1/access.proto\x12\btierq.v1\"\xb6\x01\n" +
 	"\x06Tenant\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
 	"max_queues\x18\x02 \x01(\rR\tmaxQueues\x12!\n" +
 	"\fpublish_rate\x18\x03 \x01(\rR\vpublishRate\x12\x16\n" +
-	"\x06queues\x18\x04 \x01(\rR\x06queues\"\x14\n" +
+	"\x06queues\x18\x04 \x01(\rR\x06queues\x12\x1b\n" +
+	"\tmax_bytes\x18\x05 \x01(\x04R\bmaxBytes\x12!\n" +
+	"\fstored_bytes\x18\x06 \x01(\x04R\vstoredBytes\"\x14\n" +
 	"\x12ListTenantsRequest\"A\n" +
 	"\x13ListTenantsResponse\x12*\n" +
 	"\atenants\x18\x01 \x03(\v2\x10.tierq.v1.TenantR\atenants\"<\n" +
