@@ -9,8 +9,8 @@ import (
 	"github.com/tierq/tierq/queue/code"
 )
 
-// What a consumer had fetched ahead when it broke off runs out without counting; what a handler may have had counts.
-func TestUnseenLeasesDoNotCount(t *testing.T) {
+// B14: what a consumer had fetched ahead when it broke off runs out without counting; what a handler may have had counts.
+func TestB14UnseenLeasesDoNotCount(t *testing.T) {
 	for name, lease := range map[string]time.Duration{"young": 900 * time.Millisecond, "recorded": 10 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
