@@ -53,6 +53,26 @@ race: ## the core packages' short tests under the race detector
 fault-quick: ## kill -9 scenarios with fixed seeds on real processes
 	$(GO) test -count=1 -run Fault ./test/fault -args -rounds=2
 
+.PHONY: fault
+fault: ## every fault scenario, the drills and the measurements, with a table of their accounts; an hour. SEED=… repeats one
+	$(GO) test -count=1 -timeout=3h -run Fault -v ./test/fault -args -rounds=20 -drills -failover=20 -rolling=200 -idle=1000 -seed=$(SEED)
+	$(MAKE) histories
+
+# A seed of its own for each run of fault; it is printed with the accounts.
+SEED ?= $(shell date +%s)
+
+.PHONY: failover
+failover: ## what 20 kills and planned moves cost a publisher and a consumer
+	$(GO) test -count=1 -timeout=1h -run TestFaultFailover -v ./test/fault -args -failover=20
+
+.PHONY: idle
+idle: ## memory and CPU of a thousand idle partitions, in both profiles; on a quiet machine
+	$(GO) test -count=1 -timeout=1h -run TestFaultIdleShards -v ./test/fault -args -idle=1000
+
+.PHONY: rolling
+rolling: ## a rolling restart of a fleet of 200 partitions under load
+	$(GO) test -count=1 -timeout=1h -run TestFaultRollingMany -v ./test/fault -args -rolling=200
+
 .PHONY: soak
 soak: ## long fault runs with fresh seeds; never in CI
 	$(GO) test -count=1 -timeout=4h -run Fault ./test/fault -args -rounds=100

@@ -365,7 +365,7 @@ func (a *account) verify(t *testing.T) totals {
 func (a *account) verifyPart(t *testing.T, part string) totals {
 	t.Helper()
 	s := a.totals()
-	note(t, part, s)
+	noteAccount(t, part, s)
 	t.Log(s)
 	a.mu.Lock()
 	defer a.mu.Unlock()

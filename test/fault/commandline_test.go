@@ -73,7 +73,7 @@ func TestFaultCommandLine(t *testing.T) {
 	f.awaitConverged("text")
 
 	s := a.totals()
-	t.Log(s)
+	noteAccount(t, "", s)
 	require.Empty(t, a.problems)
 	require.Equal(t, commandLines, s.distinct)
 	require.LessOrEqual(t, s.duplicates, open, "a duplicate follows an ack that was refused or not answered")

@@ -36,10 +36,15 @@ func TestFaultLowSpace(t *testing.T) {
 	c := f.client(client.Options{PublishTimeout: time.Second})
 	f.createQueue(c, "space", nil)
 	f.createGroup(c, &tierqv1.CreateGroupRequest{Queue: "space", Name: "g"})
+	var s totals
 	publish := func() error {
+		s.sent++
 		ps, err := c.Publish(context.Background(), "space", client.Message{Body: bytes.Repeat([]byte("x"), 1000)})
 		if err == nil && ps[0].Err != nil {
 			return ps[0].Err
+		}
+		if err == nil {
+			s.acknowledged++
 		}
 		return err
 	}
@@ -67,6 +72,7 @@ func TestFaultLowSpace(t *testing.T) {
 				break
 			}
 			require.NoError(t, err)
+			s.deliveries++
 			res, err := home.settle("ack", "space", "g", m.Receipt)
 			require.NoError(t, err)
 			require.Zero(t, res.Code, res.Text)
@@ -76,6 +82,7 @@ func TestFaultLowSpace(t *testing.T) {
 		eventually(t, readyWithin, "publishes go on", publish)
 	}
 	f.awaitConverged("space")
+	f.noteGroups(t, "space", s, "g")
 }
 
 // mountSmall makes dir a file system of its own, of so many bytes in memory, until the test ends.

@@ -92,4 +92,5 @@ func TestFaultFrozenHome(t *testing.T) {
 	g := f.awaitFinished("frozen-home", "g", readyWithin)
 	require.EqualValues(t, messages, g.Counters.Acked)
 	f.awaitConverged("frozen-home")
+	f.noteGroups(t, "frozen-home", totals{sent: messages, acknowledged: messages, deliveries: len(held) + messages, duplicates: len(held)}, "g")
 }

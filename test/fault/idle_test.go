@@ -67,7 +67,12 @@ func TestFaultIdle(t *testing.T) {
 		used := float64(h.cpuTicks()-cpu[i]) / ticksPerSecond / took.Seconds()
 		t.Logf("host %d (%s): %.1f %% of a core, data grew by %d bytes in %v", h.id, h.role, 100*used, dirBytes(h.dir)-bytes[i], took.Round(time.Millisecond))
 	}
-	t.Logf("account: sent %d, acknowledged %d, delivered %d, duplicates 0, lost 0", queues, queues, queues)
+	s := totals{sent: queues, acknowledged: queues, deliveries: queues}
+	for i := range queues {
+		s.lost += f.lost(fmt.Sprintf("idle-%d", i+1), "$default", 1)
+	}
+	noteAccount(t, "", s)
+	require.Zero(t, s.lost)
 }
 
 // quietTime is how long nothing must be applied for a fleet to be idle: what was acked last is cleared away first.

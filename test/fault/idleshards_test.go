@@ -94,10 +94,10 @@ func (f *fleet) createQueues(c *client.Client, names []string) time.Duration {
 	began := time.Now()
 	work := make(chan string)
 	var workers sync.WaitGroup
-	for range 64 {
+	for range 16 {
 		workers.Go(func() {
 			for name := range work {
-				ctx, cancel := context.WithTimeout(context.Background(), readyWithin)
+				ctx, cancel := context.WithTimeout(context.Background(), 5*readyWithin) // all hosts share the machine
 				if _, err := c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: name}); err != nil {
 					f.t.Errorf("create queue %s: %v", name, err)
 				}
@@ -111,18 +111,15 @@ func (f *fleet) createQueues(c *client.Client, names []string) time.Duration {
 	close(work)
 	workers.Wait()
 	for _, h := range f.full() {
-		eventually(f.t, 5*readyWithin, fmt.Sprintf("host %d has all replicas", h.id), func() error {
-			raw, err := h.get("/metrics")
-			if err != nil {
-				return err
-			}
-			if n := strings.Count(string(raw), "\ntierq_quorum_state{"); n < len(names) {
-				return fmt.Errorf("%d", n)
-			}
-			return nil
-		})
+		f.awaitServed(h, names)
 	}
 	return time.Since(began)
+}
+
+// replicas counts the queues of which a host has a replica.
+func (h *host) replicas() (int, error) {
+	raw, err := h.get("/metrics")
+	return strings.Count(string(raw), "\ntierq_quorum_state{"), err
 }
 
 // awaitCalm waits until the hosts use about as little CPU as they did shortly before: what came with creation is over.

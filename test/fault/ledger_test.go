@@ -23,9 +23,9 @@ type accountLine struct {
 	totals totals
 }
 
-// note prints the line of account of t's scenario, and keeps it for the table at the end of the run. Each scenario has one
+// noteAccount prints the line of account of t's scenario, and keeps it for the table at the end of the run. Each scenario has one
 // line, or one for each of its queues, which part names.
-func note(t *testing.T, part string, s totals) {
+func noteAccount(t *testing.T, part string, s totals) {
 	t.Helper()
 	name := strings.TrimPrefix(t.Name(), "TestFault")
 	if part != "" {
@@ -36,6 +36,29 @@ func note(t *testing.T, part string, s totals) {
 	ledger.mu.Lock()
 	defer ledger.mu.Unlock()
 	ledger.accounts = append(ledger.accounts, line)
+}
+
+// noteGroups is noteAccount for scenarios whose messages are few and looked at one by one: what became of those that were acknowledged is
+// taken from the counters of each group, which must have every one of them.
+func (f *fleet) noteGroups(t *testing.T, queue string, s totals, groups ...string) {
+	t.Helper()
+	for _, group := range groups {
+		s.lost += f.lost(queue, group, s.acknowledged)
+	}
+	noteAccount(t, "", s)
+	if s.lost != 0 {
+		t.Errorf("%d acknowledged messages are lost", s.lost)
+	}
+}
+
+// lost is how many of so many messages a group does not know of.
+func (f *fleet) lost(queue, group string, acknowledged int) int {
+	f.t.Helper()
+	g := f.groupStatsOf(f.leaderHost(queue), queue, group)
+	if err := g.balanced(); err != nil {
+		f.t.Error(err)
+	}
+	return max(acknowledged-int(g.Counters.Assigned), 0)
 }
 
 // String is the line that `make fault` shows for each scenario.

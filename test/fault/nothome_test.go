@@ -136,5 +136,7 @@ func TestFaultNotHome(t *testing.T) {
 	})
 
 	g := f.awaitFinished("sent-home", "g", callTime)
-	t.Logf("account: sent %d, acknowledged %d, delivered %d, duplicates 0, lost %d", g.Counters.Assigned, g.Counters.Assigned, g.Counters.Acked, g.Counters.Unfinished)
+	const sent = 3
+	require.EqualValues(t, sent, g.Counters.Acked)
+	f.noteGroups(t, "sent-home", totals{sent: sent, acknowledged: sent, deliveries: sent}, "g")
 }
