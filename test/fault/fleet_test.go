@@ -38,7 +38,6 @@ type fleet struct {
 	dir   string
 	hosts []*host
 	tls   *certs.Store // of clients, where the API speaks TLS
-
 }
 
 // host is one process, or the place of one that does not run now.
