@@ -50,8 +50,8 @@ race: ## the core packages' short tests under the race detector
 	$(GO) test -race -short $(CORE)
 
 .PHONY: fault-quick
-fault-quick: ## kill -9 scenarios with fixed seeds on real processes
-	$(GO) test -count=1 -run Fault ./test/fault -args -rounds=2
+fault-quick: ## kill -9 scenarios with fixed seeds and the drills of the runbook, on real processes
+	$(GO) test -count=1 -run Fault ./test/fault -args -rounds=2 -drills
 
 .PHONY: fault
 fault: ## every fault scenario, the drills and the measurements, with a table of their accounts; an hour. SEED=… repeats one
