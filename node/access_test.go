@@ -89,7 +89,7 @@ func TestTokensAndTenants(t *testing.T) {
 		require.NoError(t, err)
 		hash := res.Token
 		for _, n := range both {
-			require.Eventually(t, func() bool { _, ok := n.bearer(hash); return ok }, 10*time.Second, 5*time.Millisecond)
+			require.Eventually(t, func() bool { _, ok := n.bearer(hash); return ok }, 30*time.Second, 5*time.Millisecond)
 		}
 		return res.Token, res.Id
 	}
@@ -173,7 +173,7 @@ func TestTokensAndTenants(t *testing.T) {
 	// Revoked is revoked, at every host.
 	require.NoError(t, op.RevokeToken(ctx, idA))
 	for _, n := range both {
-		require.Eventually(t, func() bool { _, ok := n.bearer(consumeA); return !ok }, 10*time.Second, 5*time.Millisecond)
+		require.Eventually(t, func() bool { _, ok := n.bearer(consumeA); return !ok }, 30*time.Second, 5*time.Millisecond)
 		_, err := at(consumeA, n).ListQueues(ctx, "")
 		refused(err, code.AuthFailed, "revoked")
 	}
@@ -189,7 +189,7 @@ func testStoredBytes(ctx context.Context, t *testing.T, d *Dev, op, z *client.Cl
 		t.Helper()
 		require.NoError(t, op.PutTenant(ctx, &tierqv1.Tenant{Name: "zeta", PublishRate: 1000, MaxBytes: bytes}))
 		for _, n := range d.Nodes[:2] {
-			require.Eventually(t, func() bool { tn, _ := n.view().Tenant("zeta"); return tn.MaxBytes == bytes }, 10*time.Second, 5*time.Millisecond)
+			require.Eventually(t, func() bool { tn, _ := n.view().Tenant("zeta"); return tn.MaxBytes == bytes }, 30*time.Second, 5*time.Millisecond)
 		}
 	}
 	quota(100)

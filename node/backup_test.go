@@ -138,7 +138,7 @@ func TestBackup(t *testing.T) {
 	require.Eventually(t, func() bool { // the acked message goes
 		want = contentsOf(ctx, t, d.Nodes[0], "orders")
 		return len(want.Messages) == 30
-	}, 10*time.Second, 50*time.Millisecond)
+	}, 30*time.Second, 50*time.Millisecond)
 	require.Len(t, want.Dead[0], 1)
 
 	dir := filepath.Join(t.TempDir(), "backup")
@@ -256,7 +256,7 @@ func TestForcedRecovery(t *testing.T) {
 	require.Eventually(t, func() bool { // the other host has it
 		_, dk, err := d.Nodes[1].deskOf(ctx, "orders", nil)
 		return err == nil && dk.reader.Meta().Last >= kept
-	}, 10*time.Second, 20*time.Millisecond)
+	}, 30*time.Second, 20*time.Millisecond)
 	require.Eventually(t, func() bool { // and knows of the queue also when it is stopped
 		b, err := os.ReadFile(filepath.Join(dir, "host-2", "catalog.copy"))
 		if err != nil {
@@ -264,7 +264,7 @@ func TestForcedRecovery(t *testing.T) {
 		}
 		v, err := catalog.DecodeView(b)
 		return err == nil && len(v.Queues("")) == 1
-	}, 10*time.Second, 50*time.Millisecond)
+	}, 30*time.Second, 50*time.Millisecond)
 	survivor := copyDir(t, filepath.Join(dir, "host-2")) // killed: nothing was flushed
 	require.NoError(t, c.Close(ctx))                     // a host waits for open streams when it stops
 	require.NoError(t, d.Nodes[1].stop())

@@ -92,7 +92,7 @@ func TestBatcherFillsWhileInFlight(t *testing.T) {
 	first := f.wait(1)
 	send(1)
 	send(2)
-	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return len(b.waiting) == 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return len(b.waiting) == 2 }, 30*time.Second, time.Millisecond)
 	first.answer(10)
 	second := f.wait(2)
 	require.Len(t, second.cmd.Publishes, 2, "what came while the first was in flight shares the next proposal")
@@ -110,7 +110,7 @@ func TestBatcherDeadlines(t *testing.T) {
 	go func() { errs <- b.Publish(ctx, publishOf("proposed"), nil, nil, nil).err }()
 	p := f.wait(1)
 	go func() { errs <- b.Publish(ctx, publishOf("waiting"), nil, nil, nil).err }()
-	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return len(b.waiting) == 1 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { b.mu.Lock(); defer b.mu.Unlock(); return len(b.waiting) == 1 }, 30*time.Second, time.Millisecond)
 	cancel()
 	var effects []code.Effect
 	for range 2 {

@@ -56,7 +56,7 @@ func TestHostDrainsUnderLoad(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, host, _, ok := d.Nodes[0].raft.Leader(q.Partitions[0].Shard)
 		return ok && host != 0
-	}, 10*time.Second, 10*time.Millisecond)
+	}, 30*time.Second, 10*time.Millisecond)
 	_, leaving, _, _ := d.Nodes[0].raft.Leader(q.Partitions[0].Shard)
 	_, err := f.c.CreateGroup(ctx, &tierqv1.CreateGroupRequest{Queue: "q", Name: "g", HomeHost: leaving})
 	require.NoError(t, err)

@@ -201,7 +201,7 @@ func TestConsumeWindow(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.out) == 0 && len(s.acked)+len(s.released) == s.next
-	}, 5*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	require.GreaterOrEqual(t, len(s.acked), 40)
 }
 
@@ -385,7 +385,7 @@ func TestConsumeDrains(t *testing.T) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return slices.Equal(s.released, []string{"r2"})
-	}, 5*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: &tierqv1.ConsumeSettle{Id: 1, Kind: "ack", Receipts: []string{got[0].GetReceipt()}}}}))
 	resp, err = stream.Receive()
 	require.NoError(t, err)
@@ -482,7 +482,7 @@ func TestConsumeBreakOff(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return len(s.unseen) >= len(want)
-		}, 5*time.Second, time.Millisecond, "%d handlers", handlers)
+		}, 30*time.Second, time.Millisecond, "%d handlers", handlers)
 		s.mu.Lock()
 		require.Equal(t, want, s.unseen)
 		require.Empty(t, s.released)

@@ -463,7 +463,7 @@ func TestIdleCostsNothing(t *testing.T) {
 	w.done()
 	w.idle(one)
 	require.Empty(t, two.workers)
-	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return runtime.NumGoroutine() <= before+1 }, 30*time.Second, time.Millisecond)
 }
 
 // TestManyLetters: a backlog goes in large steps.

@@ -291,7 +291,7 @@ func TestReconnectAfterRestart(t *testing.T) {
 		_, err := c.Publish(ctx, "q", bodies(1)...)
 		done <- err
 	}()
-	require.Eventually(t, func() bool { return c.Links()[old] == client.Backoff }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.Links()[old] == client.Backoff }, 30*time.Second, time.Millisecond)
 	f.Restart(2, old)
 	require.NoError(t, <-done)
 }
@@ -302,7 +302,7 @@ func TestLearnsTheFleet(t *testing.T) {
 	o := quick(f.Addr(2))
 	o.RefreshEvery = time.Hour
 	c := open(t, o)
-	require.Eventually(t, func() bool { return len(c.Links()) == 3 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(c.Links()) == 3 }, 30*time.Second, time.Millisecond)
 	f.Stop(2)
 	_, err := c.ListQueues(within(t, 10*time.Second), "")
 	require.NoError(t, err, "the only seed is down")
@@ -462,7 +462,7 @@ func TestClose(t *testing.T) {
 	})
 	c = open(t, quick(f.Addrs()...))
 	fu := c.PublishAsync(context.Background(), "q", bodies(1)[0])
-	require.Eventually(t, func() bool { return f.Calls("Publish") > 1 && len(f.Bodies("q")) > 500 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Calls("Publish") > 1 && len(f.Bodies("q")) > 500 }, 30*time.Second, time.Millisecond)
 	require.ErrorIs(t, c.Close(within(t, 20*time.Millisecond)), context.DeadlineExceeded)
 	_, err = fu.Wait(context.Background())
 	requireCode(t, err, code.QuorumLost, code.EffectMaybe)

@@ -96,7 +96,7 @@ func TestHandlerOutcomes(t *testing.T) {
 			}
 		}})
 	}()
-	require.Eventually(t, func() bool { return settled.Load() == 8 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return settled.Load() == 8 }, 30*time.Second, time.Millisecond)
 	stop()
 	require.NoError(t, <-done)
 	require.Equal(t, map[string][]uint32{"ack": {1}, "nack": {1, 2}, "later": {1, 2}, "release": {1, 1}, "reject": {1}}, attempts)
@@ -123,9 +123,9 @@ func TestConsumeStopsClean(t *testing.T) {
 		}, client.ConsumeOptions{MaxInFlight: 5})
 	}()
 	<-started
-	require.Eventually(t, func() bool { leased, _ := f.Outstanding("q", "g"); return leased == 5 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { leased, _ := f.Outstanding("q", "g"); return leased == 5 }, 30*time.Second, time.Millisecond)
 	stop()
-	require.Eventually(t, func() bool { leased, _ := f.Outstanding("q", "g"); return leased == 1 }, 10*time.Second, time.Millisecond, "they do not wait for the handler")
+	require.Eventually(t, func() bool { leased, _ := f.Outstanding("q", "g"); return leased == 1 }, 30*time.Second, time.Millisecond, "they do not wait for the handler")
 	close(finish)
 	require.NoError(t, <-done)
 	leased, acked := f.Outstanding("q", "g")
@@ -155,7 +155,7 @@ func TestLeaseUnderHandler(t *testing.T) {
 		}, client.ConsumeOptions{})
 	}()
 	clock.fire()
-	require.Eventually(t, func() bool { return f.Calls("Extend") == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Calls("Extend") == 1 }, 30*time.Second, time.Millisecond)
 	f.SetHome(1) // a new epoch: the lease is gone
 	clock.fire()
 	<-ended
@@ -171,10 +171,10 @@ func TestConsumeEnds(t *testing.T) {
 	requireCode(t, c.Consume(within(t, 10*time.Second), "nosuch", "g", h, client.ConsumeOptions{}), code.UnknownQueue, code.EffectNone)
 	done := make(chan error, 1)
 	go func() { done <- c.Consume(context.Background(), "q", "g", h, client.ConsumeOptions{}) }()
-	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 1 }, 30*time.Second, time.Millisecond)
 	require.NoError(t, c.Close(context.Background()))
 	requireCode(t, <-done, code.ShuttingDown, code.EffectNone)
-	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 0 }, 30*time.Second, time.Millisecond)
 }
 
 // steppedClock fires the pauses of about one length when told, all others in their time.
@@ -253,9 +253,9 @@ func TestRefusingHomeIsLeft(t *testing.T) {
 	go func() {
 		done <- consumer.Consume(ctx, "q", "g", func(context.Context, *client.Delivery) error { return nil }, client.ConsumeOptions{})
 	}()
-	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 1 }, 30*time.Second, time.Millisecond)
 	f.SetHome(0) // nobody knows
-	require.Eventually(t, func() bool { return f.Calls("Consume") > 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Calls("Consume") > 1 }, 30*time.Second, time.Millisecond)
 	stop()
 	require.NoError(t, <-done)
 	mu.Lock()
@@ -281,7 +281,7 @@ func TestConsumeStopsWithoutFleet(t *testing.T) {
 		}, client.ConsumeOptions{MaxInFlight: 50, DrainTimeout: 300 * time.Millisecond, AckTimeout: 300 * time.Millisecond})
 	}()
 	<-started
-	require.Eventually(t, func() bool { leased, _ := f.Outstanding("q", "g"); return leased == 50 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { leased, _ := f.Outstanding("q", "g"); return leased == 50 }, 30*time.Second, time.Millisecond)
 	f.Stop(1)
 	began := time.Now()
 	stop()
@@ -321,9 +321,9 @@ func TestExtendsDoNotWaitForEachOther(t *testing.T) {
 	<-started
 	<-started
 	clock.fire()
-	require.Eventually(t, func() bool { return f.Calls("Extend") == 2 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Calls("Extend") == 2 }, 30*time.Second, time.Millisecond)
 	clock.fire()
-	require.Eventually(t, func() bool { return f.Calls("Extend") == 3 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Calls("Extend") == 3 }, 30*time.Second, time.Millisecond)
 	close(gate)
 	stop()
 	require.NoError(t, <-done)

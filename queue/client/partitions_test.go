@@ -174,7 +174,7 @@ func TestPublishPipeline(t *testing.T) {
 	for _, m := range bodies(40) {
 		c.PublishAsync(ctx, "q", m)
 	}
-	require.Eventually(t, func() bool { return f.Calls("Publish") == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Calls("Publish") == 1 }, 30*time.Second, time.Millisecond)
 	close(gate)
 	require.NoError(t, c.Flush(ctx))
 	require.True(t, slices.IsSorted(f.Bodies("q")))
@@ -297,7 +297,7 @@ func TestConsumeStreamBreaks(t *testing.T) {
 			_, err = c.Publish(ctx, "q", keyed(400)...)
 			require.NoError(t, err)
 			leased := func() int { n, _ := f.Outstanding("q", "g"); return n }
-			require.Eventually(t, func() bool { return leased() == inFlight }, 10*time.Second, time.Millisecond, "%d in flight", leased())
+			require.Eventually(t, func() bool { return leased() == inFlight }, 30*time.Second, time.Millisecond, "%d in flight", leased())
 			_, err = c.Publish(ctx, "q", keyed(40)...) // whoever had too much room would take these
 			require.NoError(t, err)
 			require.Never(t, func() bool { return leased() > inFlight }, 50*time.Millisecond, time.Millisecond)
@@ -332,13 +332,13 @@ func TestConsumeCreditOverReconnect(t *testing.T) {
 		}, client.ConsumeOptions{Concurrency: 5, MaxInFlight: 5})
 	}()
 	// Five came by a stream that has broken since. While none of them is done with, no stream is opened that could bring more.
-	require.Eventually(t, func() bool { return started.Load() == 5 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return started.Load() == 5 }, 30*time.Second, time.Millisecond)
 	require.Never(t, func() bool { n, _ := f.Outstanding("q", "g"); return n > 5 }, 50*time.Millisecond, time.Millisecond)
 	for i := range 100 {
 		work <- struct{}{}
-		require.Eventually(t, func() bool { return started.Load() == min(int64(i)+6, 100) }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return started.Load() == min(int64(i)+6, 100) }, 30*time.Second, time.Millisecond)
 	}
-	require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == 100 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == 100 }, 30*time.Second, time.Millisecond)
 	require.LessOrEqual(t, f.MostLeased("q", "g"), 5+5, "five at work, and at most as many whose ack is on its way")
 	stop()
 	require.NoError(t, <-done)

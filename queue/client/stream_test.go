@@ -38,7 +38,7 @@ func TestLostAtomicPublishGoesAgainAfterGap(t *testing.T) {
 		return clienttest.Fate{}
 	})
 	first := c.PublishAsync(ctx, "q", Message{Body: []byte("a")})
-	require.Eventually(t, func() bool { return f.Calls("Publish") == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Calls("Publish") == 1 }, 30*time.Second, time.Millisecond)
 	second := make(chan error, 1)
 	go func() {
 		_, err := c.PublishWith(ctx, "q", PublishOptions{Atomic: true}, Message{Body: []byte("b")}, Message{Body: []byte("c")})
@@ -51,7 +51,7 @@ func TestLostAtomicPublishGoesAgainAfterGap(t *testing.T) {
 		s.pipe.mu.Lock()
 		defer s.pipe.mu.Unlock()
 		return len(s.pipe.waiting) == 2
-	}, 10*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	close(gate)
 	_, err = first.Wait(ctx)
 	require.NoError(t, err)

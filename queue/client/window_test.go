@@ -44,7 +44,7 @@ func TestDefaultWindow(t *testing.T) {
 	<-stuck
 	require.LessOrEqual(t, f.MostLeased("q", "g"), 2*256, "256, and at most as many whose ack is on its way")
 	leased := func() int { k, _ := f.Outstanding("q", "g"); return k }
-	require.Eventually(t, func() bool { return leased() == 1 }, 10*time.Second, time.Millisecond, "%d leased", leased())
+	require.Eventually(t, func() bool { return leased() == 1 }, 30*time.Second, time.Millisecond, "%d leased", leased())
 	require.Positive(t, f.Calls("Release"))
 	var counted atomic.Int64
 	stopOther := consumeInto(ctx, t, other, client.ConsumeOptions{}, func(_ context.Context, d *client.Delivery) error {
@@ -53,10 +53,10 @@ func TestDefaultWindow(t *testing.T) {
 		}
 		return nil
 	})
-	require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == n-1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == n-1 }, 30*time.Second, time.Millisecond)
 	require.Zero(t, counted.Load())
 	close(release)
-	require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == n }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == n }, 30*time.Second, time.Millisecond)
 	stopFirst()
 	stopOther()
 }
@@ -79,11 +79,11 @@ func TestWindowBeginsSmall(t *testing.T) {
 				return nil
 			}))
 	}
-	require.Eventually(t, func() bool { return started.Load() == 6 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return started.Load() == 6 }, 30*time.Second, time.Millisecond)
 	leased, _ := f.Outstanding("q", "g")
 	require.Equal(t, 6, leased)
 	close(release)
-	require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == 10 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == 10 }, 30*time.Second, time.Millisecond)
 	for _, stop := range stops {
 		stop()
 	}
@@ -109,12 +109,12 @@ func TestDefaultWindowStopsClean(t *testing.T) {
 	})
 	<-stuck
 	held := func() int { k, acked := f.Outstanding("q", "g"); return k + acked }
-	require.Eventually(t, func() bool { return held() == 200 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return held() == 200 }, 30*time.Second, time.Millisecond)
 	go func() {
 		defer close(stopped)
 		stop()
 	}()
-	require.Eventually(t, func() bool { k, acked := f.Outstanding("q", "g"); return k == 1 && acked == 9 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { k, acked := f.Outstanding("q", "g"); return k == 1 && acked == 9 }, 30*time.Second, time.Millisecond)
 	require.Equal(t, 1, f.Calls("Release"))
 	close(release)
 	<-stopped
