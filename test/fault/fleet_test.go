@@ -38,6 +38,8 @@ type fleet struct {
 	dir   string
 	hosts []*host
 	tls   *certs.Store // of clients, where the API speaks TLS
+
+	published map[string]*totals // by queue, in TestFaultMatrix
 }
 
 // host is one process, or the place of one that does not run now.

@@ -53,6 +53,7 @@ func TestFaultMatrix(t *testing.T) {
 	for _, q := range []string{"available", "strict"} {
 		f.createGroup(c, &tierqv1.CreateGroupRequest{Queue: q, Name: "g"})
 	}
+	f.published = map[string]*totals{"available": {}, "strict": {}}
 	var downs []string
 	for _, r := range rows {
 		if !slices.Contains(downs, r.down) {
@@ -84,6 +85,11 @@ func TestFaultMatrix(t *testing.T) {
 		}
 		f.awaitReady()
 	}
+	for queue, s := range f.published {
+		s.lost = f.lost(queue, "g", s.acknowledged)
+		noteAccount(t, queue, *s)
+		require.Zero(t, s.lost)
+	}
 }
 
 // matrixDown kills the hosts that a row names by their part, and starts the one that it says is back; the leader is that of
@@ -112,9 +118,14 @@ func (f *fleet) matrixDown(down string) []*host {
 func (f *fleet) matrixPublish(h *host, queue string) (*tierqv1.PublishResponse, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
+	books := f.published[queue]
+	books.sent++
 	res, err := h.raw().queue.Publish(ctx, connect.NewRequest(&tierqv1.PublishRequest{Queue: queue, Messages: []*tierqv1.OutMessage{{Body: []byte("x")}}}))
 	if err != nil {
 		return nil, err
+	}
+	if res.Msg.Results[0].Code == 0 {
+		books.acknowledged++
 	}
 	return res.Msg, nil
 }
@@ -181,6 +192,7 @@ func (f *fleet) checkRow(r matrixRow) {
 			if m, err = h.receive(r.queue, "g", time.Minute); err != nil {
 				continue // not the home
 			}
+			f.published[r.queue].deliveries++
 			res, err := h.settle("ack", r.queue, "g", m.Receipt)
 			if err == nil && res.Code != 0 {
 				err = fmt.Errorf("ack: %s", res.Text)
