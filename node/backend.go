@@ -38,6 +38,22 @@ func (n *Node) queueByName(ctx context.Context, name string) (catalog.Queue, err
 	return catalog.Queue{}, code.New(code.UnknownQueue, "queue %q does not exist: create it with `tierq queue create %s`", name, name)
 }
 
+// queueWith is queueByName, but asks the catalog linearizably too before it says that a partition does not exist: the queue may have grown.
+func (n *Node) queueWith(ctx context.Context, name string, p api.Partition) (catalog.Queue, error) {
+	q, err := n.queueByName(ctx, name)
+	if err != nil || p == nil || int(*p) < len(q.Shards) || *p >= catalog.MaxPartitions {
+		return q, err
+	}
+	v, err := n.raft.ReadCatalog(ctx)
+	if err != nil {
+		return q, err
+	}
+	if now, ok := v.Queue(api.TenantOf(ctx), name); ok {
+		q = now
+	}
+	return q, nil
+}
+
 // shardOf finds a partition's shard; without a partition, the only one's.
 func (n *Node) shardOf(q catalog.Queue, p api.Partition) (uint64, error) {
 	switch {
@@ -297,7 +313,7 @@ func roleName(r catalog.Replica) string {
 
 // Publish implements api.Backend: at the leader's host it goes through the batcher, elsewhere it is forwarded there.
 func (n *Node) Publish(ctx context.Context, r api.Publish) (api.PublishReply, error) {
-	q, err := n.queueByName(ctx, r.Queue)
+	q, err := n.queueWith(ctx, r.Queue, r.Partition)
 	if err != nil {
 		return api.PublishReply{}, err
 	}
@@ -375,7 +391,7 @@ func checkKeys(q catalog.Queue, r api.Publish) error {
 
 // deskOf returns a queue and the desk of one of its partitions.
 func (n *Node) deskOf(ctx context.Context, name string, p api.Partition) (catalog.Queue, *desk, error) {
-	q, err := n.queueByName(ctx, name)
+	q, err := n.queueWith(ctx, name, p)
 	if err != nil {
 		return q, nil, err
 	}

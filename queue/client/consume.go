@@ -104,7 +104,8 @@ type consumer struct {
 	queue, group string
 	h            Handler
 	o            ConsumeOptions
-	lanes        []*lane
+	lanesMu      sync.Mutex
+	lanes        []*lane         // one for each partition; more may come
 	stopped      <-chan struct{} // closed: no handler starts any more
 	backlog      *backlog
 	pace         *pace
@@ -153,7 +154,7 @@ func (l *consumer) run(ctx context.Context) error {
 	l.drain(cancel)
 	releasing.Wait()
 	pacing()
-	for _, n := range l.lanes {
+	for _, n := range l.allLanes() {
 		n.acks.wait()
 	}
 	l.closeLanes()
@@ -193,8 +194,9 @@ func (l *consumer) makeLanes(n int) {
 func (l *consumer) divide() time.Duration {
 	total := l.pace.wanted()
 	orders, again := l.shares.plan(total, l.c.opts.Clock.Now())
+	lanes := l.allLanes()
 	for _, o := range orders {
-		lane := l.lanes[o.lane]
+		lane := lanes[o.lane]
 		if s := lane.resize(o.window, max(l.o.MaxInFlightBytes/total*o.window, 1), o.confirm); s != nil {
 			l.pace.calls.Go(func() { lane.grow(s) }) // a host that takes nothing holds up its lane only
 		}
@@ -202,30 +204,55 @@ func (l *consumer) divide() time.Duration {
 	return again
 }
 
-// serve runs the lanes until ctx ends or one of them has nothing to go on with, which ends all.
+// allLanes returns the lanes that there are, by partition.
+func (l *consumer) allLanes() []*lane {
+	l.lanesMu.Lock()
+	defer l.lanesMu.Unlock()
+	return l.lanes[:len(l.lanes):len(l.lanes)]
+}
+
+// serve runs the lanes until ctx ends or one of them has nothing to go on with, which ends all. Partitions that the queue gets meanwhile
+// are served too.
 func (l *consumer) serve(ctx context.Context, stop func()) error {
-	errs := make(chan error, len(l.lanes))
-	for _, n := range l.lanes {
-		go func() {
-			err := n.serve(ctx)
-			if err != nil {
+	var lanes sync.WaitGroup
+	var once sync.Once
+	var first error
+	begin := func(n *lane) {
+		lanes.Go(func() {
+			if err := n.serve(ctx); err != nil {
+				once.Do(func() { first = err })
 				stop()
 			}
-			errs <- err
-		}()
+		})
 	}
-	var first error
-	for range l.lanes {
-		if err := <-errs; first == nil {
-			first = err
-		}
+	for _, n := range l.allLanes() {
+		begin(n)
 	}
+	lanes.Go(func() { l.follow(ctx, begin) })
+	lanes.Wait()
 	return first
+}
+
+// follow adds a lane for every partition that the queue gets, until ctx ends.
+func (l *consumer) follow(ctx context.Context, begin func(*lane)) {
+	for l.c.sleep(ctx, refreshPartitions) == nil {
+		n := int(l.c.relocate(ctx, l.queue))
+		for p := len(l.allLanes()); p < n; p++ {
+			added := newLane(l, uint32(p), 0, 1)
+			l.lanesMu.Lock()
+			l.lanes = append(l.lanes, added)
+			l.lanesMu.Unlock()
+			l.shares.add()
+			begin(added)
+			l.c.log.Info("the queue has grown", zap.String("queue", l.queue), zap.String("group", l.group), zap.Int("partition", p))
+		}
+		l.pace.look()
+	}
 }
 
 func (l *consumer) closeLanes() {
 	var all sync.WaitGroup
-	for _, n := range l.lanes {
+	for _, n := range l.allLanes() {
 		all.Go(n.close)
 	}
 	all.Wait()

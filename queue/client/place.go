@@ -56,6 +56,42 @@ func (c *Client) partitionsOf(ctx context.Context, queue string) (uint32, error)
 	return at.partitions, nil
 }
 
+// refreshPartitions is how often a queue that is used is asked whether it has more partitions than before.
+const refreshPartitions = 30 * time.Second
+
+// refreshLocked asks for the partitions beside the publishes, now and then. Who is placed meanwhile is placed among those known.
+func (l *placer) refreshLocked() {
+	now := l.c.opts.Clock.Now()
+	if l.refreshed.IsZero() {
+		l.refreshed = now
+	}
+	if now.Sub(l.refreshed) < refreshPartitions || l.c.base.Err() != nil {
+		return
+	}
+	l.refreshed = now
+	l.c.wg.Add(1)
+	go func() {
+		defer l.c.wg.Done()
+		l.c.relocate(l.c.base, l.queue)
+	}()
+}
+
+// relocate asks how many partitions a queue has now, and remembers it; 0: that was not told.
+func (c *Client) relocate(ctx context.Context, queue string) uint32 {
+	ctx, cancel := context.WithTimeout(ctx, c.opts.CallTimeout)
+	defer cancel()
+	l := c.placerOf(queue)
+	if l == nil {
+		return 0
+	}
+	at, err := c.locate(ctx, queue)
+	if err != nil {
+		return 0
+	}
+	l.partitions.Store(at.partitions)
+	return at.partitions
+}
+
 // placer gives the messages of one queue their partitions: by key, else by dedup id, else the whole publish to the partition
 // whose turn it is. A message is placed once: whatever is retried, it stays in its partition with its seq.
 //
@@ -66,10 +102,12 @@ type placer struct {
 
 	partitions atomic.Uint32 // 0: not known
 
-	mu      sync.Mutex
-	turn    uint32
-	waiting []placing
-	asking  bool
+	mu   sync.Mutex
+	turn uint32
+	// refreshed is when the partitions were asked for again last, or first used.
+	refreshed time.Time
+	waiting   []placing
+	asking    bool
 }
 
 type placing struct {
@@ -97,6 +135,7 @@ func (l *placer) add(p *publish, msgs []Message) {
 	defer l.mu.Unlock()
 	if n := l.partitions.Load(); n != 0 || p.opts.Partition != nil { // a stream may forget it at any time
 		l.placeLocked(p, msgs, n)
+		l.refreshLocked()
 		return
 	}
 	l.waiting = append(l.waiting, placing{p, msgs})

@@ -44,6 +44,14 @@ const (
 
 func newShares(lanes int) *shares { return &shares{lanes: make([]laneShare, lanes)} }
 
+// add adds a lane, which gets its part at the next plan.
+func (s *shares) add() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lanes = append(s.lanes, laneShare{})
+	s.total = 0 // the wants are made anew
+}
+
 func (s *laneShare) charge() int {
 	if s.pending {
 		return max(s.old, s.window, s.held)

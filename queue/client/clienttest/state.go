@@ -132,6 +132,21 @@ func (v *view) CreateQueue(_ context.Context, r *connect.Request[tierqv1.CreateQ
 	return connect.NewResponse(&tierqv1.CreateQueueResponse{Queue: f.wireLocked(m.Name, q), Created: created}), nil
 }
 
+// Grow gives a queue n partitions in all, with the groups that it has.
+func (f *Fleet) Grow(queue string, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q := f.queues[queue]
+	for i := len(q.parts); i < n; i++ {
+		part := &queueState{id: f.nextID, number: uint32(i), options: q.options, producers: map[uint64]*producerState{}, groups: map[string]*groupState{}}
+		f.nextID++
+		for name, g := range q.groups {
+			part.groups[name] = newGroup(g.id, g.config)
+		}
+		q.parts = append(q.parts, part)
+	}
+}
+
 func (f *Fleet) wireLocked(name string, q *queueState) *tierqv1.Queue {
 	out := &tierqv1.Queue{Name: name, Id: q.id, Options: q.options, Groups: f.groupsLocked(name, q)}
 	for _, part := range q.parts {
