@@ -3,8 +3,8 @@ module github.com/tierq/tierq
 go 1.26.0
 
 require (
-	github.com/anishathalye/porcupine v1.3.1
 	connectrpc.com/connect v1.21.1
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/bufbuild/protocompile v0.14.1
 	github.com/cockroachdb/datadriven v1.0.3
 	github.com/cockroachdb/pebble/v2 v2.1.7
