@@ -16,8 +16,8 @@ import (
 	"github.com/tierq/tierq/queue/code"
 )
 
-// A queue of one partition grows to four while it is published into and consumed, groups are made and changed, and the host that drives
-// the growth stops in the middle. Every message reaches every group.
+// A queue of one partition grows to four while it is published into and groups are made and deleted: every message is in every group,
+// once. Crashes of the driver are in the model of node/api (TestGroupsWhileGrowing).
 func TestGrow(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
