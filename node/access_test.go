@@ -51,6 +51,7 @@ func TestTokensAndTenants(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
 	}
+	t.Parallel()
 	d := openGuarded(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -139,6 +139,7 @@ func TestAdmin(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
 	}
+	t.Parallel()
 	d := openDev(t, t.TempDir())
 	defer func() { require.NoError(t, d.Close()) }()
 	for name, test := range map[string]func(*adminFleet){

@@ -21,6 +21,7 @@ func TestExports(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
 	}
+	t.Parallel()
 	d := openDev(t, t.TempDir())
 	defer func() { require.NoError(t, d.Close()) }()
 	for name, test := range map[string]func(*adminFleet){
@@ -343,6 +344,7 @@ func TestExportsOverARestart(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
 	}
+	t.Parallel()
 	dir := t.TempDir()
 	d := openDev(t, dir)
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
@@ -378,6 +380,7 @@ func TestExportsOverALostHost(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
 	}
+	t.Parallel()
 	d := openDev(t, t.TempDir())
 	defer func() { _ = d.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 120*time.Second)

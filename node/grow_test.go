@@ -22,6 +22,7 @@ func TestGrow(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
 	}
+	t.Parallel()
 	d := openDev(t, t.TempDir())
 	defer func() { require.NoError(t, d.Close()) }()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)

@@ -44,6 +44,7 @@ func TestHostDrainsUnderLoad(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
 	}
+	t.Parallel()
 	dir := t.TempDir()
 	d := openDev(t, dir)
 	f := &partitionFleet{T: t, d: d}

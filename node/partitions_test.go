@@ -58,6 +58,7 @@ func TestPartitions(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
 	}
+	t.Parallel()
 	d := openDev(t, t.TempDir())
 	defer func() { require.NoError(t, d.Close()) }()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)

@@ -78,6 +78,7 @@ func requireOneLine(t *testing.T, text string, hints ...string) {
 // TestFaultBadInput: whatever cannot be done is refused at once with one line that says what to do, and changes nothing.
 func TestFaultBadInput(t *testing.T) {
 	needsProcesses(t)
+	t.Parallel()
 	newRand(t)
 	f := newFleet(t, 2, 1)
 	c := f.client(client.Options{})

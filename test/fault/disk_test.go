@@ -21,6 +21,7 @@ import (
 // a code that names the host, consumers drain the queue, and with space again publishes go on (G9).
 func TestFaultLowSpace(t *testing.T) {
 	needsProcesses(t)
+	t.Parallel()
 	newRand(t)
 	f := layFleet(t, 2, 1)
 	for _, h := range f.full() {

@@ -23,6 +23,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	_ = flag.Set("test.parallel", "3") // more than cores: fleets wait more than they compute
 	flag.Parse()
 	status := m.Run()
 	printLedger(os.Stdout)

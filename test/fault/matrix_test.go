@@ -45,6 +45,7 @@ func matrixRows(t *testing.T) []matrixRow {
 // exactly what the row promises.
 func TestFaultMatrix(t *testing.T) {
 	needsProcesses(t)
+	t.Parallel()
 	rows := matrixRows(t)
 	f := newFleet(t, 2, 1)
 	c := f.client(client.Options{})

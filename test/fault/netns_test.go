@@ -167,6 +167,7 @@ func newFleetOn(t *testing.T, l *lan) *fleet {
 // host leads, clients go on, and nothing that was acknowledged is lost. Clients reach every host all the time.
 func TestFaultCutPackets(t *testing.T) {
 	needsProcesses(t)
+	t.Parallel()
 	newRand(t)
 	l := newLAN(t, 3)
 	f := newFleetOn(t, l)

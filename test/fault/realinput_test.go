@@ -29,6 +29,7 @@ const (
 // byte and acked, and nothing else; the replicas must be equal; the publisher must keep going (G1, G2, G4, G5, G7).
 func TestFaultRealInput(t *testing.T) {
 	needsProcesses(t)
+	t.Parallel()
 	newRand(t)
 	lines := realLines(t, *linesFlag)
 	f := newFleet(t, 2, 1)

@@ -101,6 +101,7 @@ func (f *fleet) frozen(queue string) frozen {
 // created again, or from before its lease ran out and somebody else got the message, is refused and changes nothing.
 func TestFaultReceipts(t *testing.T) {
 	needsProcesses(t)
+	t.Parallel()
 	newRand(t)
 	f := newFleet(t, 2, 1)
 	c := f.client(client.Options{})
