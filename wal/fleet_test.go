@@ -84,7 +84,7 @@ func (s *idSM) RecoverFromSnapshot(r io.Reader, _ []sm.SnapshotFile, _ <-chan st
 func (s *idSM) Close() error { return nil }
 
 // fleetChild is one host: it proposes ids to every shard and prints each that was applied, until it is
-// killed; a line on standard input makes it stop proposing and print what every shard holds.
+// killed; a line on standard input makes it stop proposing and say so, another one print what every shard holds.
 func fleetChild(spec fleetSpec) error {
 	nhc := config.NodeHostConfig{NodeHostDir: filepath.Join(spec.Dir, "nh"), RTTMillisecond: 20, RaftAddress: spec.Addrs[spec.Host]}
 	if err := Configure(&nhc, Options{Dir: filepath.Join(spec.Dir, "wal"), HostID: uint64(spec.Host + 1), SegmentBytes: 1 << 20}); err != nil {
@@ -123,6 +123,8 @@ func fleetChild(spec fleetSpec) error {
 	_, _ = in.ReadString('\n')
 	close(stop)
 	wg.Wait()
+	fmt.Println("stopped")
+	_, _ = in.ReadString('\n') // nobody proposes any more
 	for s := uint64(1); s <= fleetShards; s++ {
 		if err := fleetDump(nh, s); err != nil {
 			return err
@@ -176,6 +178,7 @@ type fleetHost struct {
 	stderr  *strings.Builder // after done
 	done    chan struct{}
 	started chan struct{}
+	stopped chan struct{} // it proposes no more, and every answer was read
 
 	mu  sync.Mutex
 	has map[uint64]map[uint64]bool
@@ -199,7 +202,8 @@ func (f *fleet) start(i int) {
 	cmd.Env = append(os.Environ(), fleetEnv+"="+string(spec))
 	stderr := &strings.Builder{}
 	cmd.Stderr = stderr
-	h := &fleetHost{cmd: cmd, stderr: stderr, done: make(chan struct{}), started: make(chan struct{}), has: map[uint64]map[uint64]bool{}}
+	h := &fleetHost{cmd: cmd, stderr: stderr, done: make(chan struct{}), started: make(chan struct{}),
+		stopped: make(chan struct{}), has: map[uint64]map[uint64]bool{}}
 	h.stdin, err = cmd.StdinPipe()
 	require.NoError(f.t, err)
 	out, err := cmd.StdoutPipe()
@@ -232,6 +236,8 @@ func (f *fleet) line(h *fleetHost, w []string) {
 	switch {
 	case len(w) == 1 && w[0] == "started":
 		close(h.started)
+	case len(w) == 1 && w[0] == "stopped":
+		close(h.stopped)
 	case len(w) == 3 && w[0] == "ok":
 		f.mu.Lock()
 		f.acked[num(w[1])][num(w[2])] = true
@@ -317,10 +323,23 @@ func TestKillFleet(t *testing.T) {
 		}
 	}
 	f.allRun()
-	for _, h := range f.hosts {
-		_, err := io.WriteString(h.stdin, "\n")
-		require.NoError(t, err)
+	next := func() {
+		for _, h := range f.hosts {
+			_, err := io.WriteString(h.stdin, "\n")
+			require.NoError(t, err)
+		}
 	}
+	next()
+	for i, h := range f.hosts { // what one of them still proposes is not in what another one has read before
+		select {
+		case <-h.stopped:
+		case <-h.done:
+			f.allRun()
+		case <-time.After(60 * time.Second):
+			require.Fail(t, "a host goes on", "host %d", i)
+		}
+	}
+	next()
 	var missing []int
 	require.Eventually(t, func() bool {
 		missing = missing[:0]
