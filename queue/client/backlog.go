@@ -46,8 +46,10 @@ func (b *backlog) popLocked() *job {
 	j := b.jobs[b.head]
 	b.jobs[b.head] = nil
 	b.head++
-	if b.head == len(b.jobs) {
-		b.jobs, b.head = b.jobs[:0], 0
+	if b.head > len(b.jobs)/2 { // also when messages always wait, what has gone takes no room for long
+		n := copy(b.jobs, b.jobs[b.head:])
+		clear(b.jobs[n:])
+		b.jobs, b.head = b.jobs[:n], 0
 	}
 	return j
 }
