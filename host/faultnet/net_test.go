@@ -94,6 +94,9 @@ func numbers(from, to uint64) (out []uint64) {
 	return out
 }
 
+// advance moves a bubble's clock on.
+func advance(d time.Duration) { <-time.After(d) }
+
 // TestDelayKeepsOrder: with a delay and jitter messages are late and in order, also those sent after the delay has ended.
 func TestDelayKeepsOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -107,9 +110,9 @@ func TestDelayKeepsOrder(t *testing.T) {
 		}
 		n.Heal()
 		require.NoError(t, c.SendMessageBatch(batch(51)))
-		time.Sleep(99 * time.Millisecond)
+		advance(99 * time.Millisecond)
 		require.Len(t, w.indexes(), 1)
-		time.Sleep(time.Second)
+		advance(time.Second)
 		require.Equal(t, numbers(1, 51), w.indexes())
 		require.Less(t, w.at[len(w.at)-1], 160*time.Millisecond)
 	})
@@ -124,9 +127,9 @@ func TestReorderAndLoss(t *testing.T) {
 		n.Set(1, 2, Rule{Delay: 10 * time.Millisecond, Loss: 0.1, Reorder: 0.3})
 		for i := uint64(1); i <= 500; i++ {
 			require.NoError(t, c.SendMessageBatch(batch(i)))
-			time.Sleep(time.Millisecond)
+			advance(time.Millisecond)
 		}
-		time.Sleep(time.Second)
+		advance(time.Second)
 		got, seen, overtaken := w.indexes(), map[uint64]bool{}, 0
 		for i, m := range got {
 			require.False(t, seen[m])
@@ -150,10 +153,10 @@ func TestCut(t *testing.T) {
 		n.Set(1, 2, Rule{Delay: time.Second})
 		require.NoError(t, c.SendMessageBatch(batch(1, 2)))
 		n.Set(1, 2, Rule{Cut: true})
-		time.Sleep(giveUp - time.Second)
+		advance(giveUp - time.Second)
 		require.NoError(t, c.SendMessageBatch(batch(3)), "nobody has noticed yet")
 		require.Empty(t, w.indexes())
-		time.Sleep(giveUp)
+		advance(giveUp)
 		require.ErrorIs(t, c.SendMessageBatch(batch(4)), ErrCut)
 		_, err := n.Raft(1, w, hostAt).GetConnection(t.Context(), "two")
 		require.ErrorIs(t, err, ErrCut)
@@ -181,7 +184,7 @@ func TestOnly(t *testing.T) {
 		}}))
 		require.Equal(t, []uint64{2}, w.indexes())
 		require.NoError(t, n.carry(t.Context(), direction{1, 2}, true))
-		time.Sleep(time.Second)
+		advance(time.Second)
 		synctest.Wait()
 		require.Equal(t, []uint64{2, 1}, w.indexes())
 	})

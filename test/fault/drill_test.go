@@ -90,7 +90,7 @@ func TestFaultDrill(t *testing.T) {
 func TestFaultDrills(t *testing.T) {
 	needsProcesses(t)
 	if !*drillsFlag {
-		t.Skip("takes minutes: run with -drills, as make fault does")
+		t.Skip("takes minutes: run with -drills, as make fault-quick and CI do")
 	}
 	for _, d := range drills {
 		if d.kind == long {
