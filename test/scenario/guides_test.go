@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGuides runs the shell blocks of every page of docs/guides, each page from top to bottom, as a reader would: the
-// program is built, and the fleet is a development fleet. Every command must succeed.
+// TestGuides runs the blocks of every page of docs/guides, each page from top to bottom, as a reader would: commands in a shell,
+// Go programs with go run. The program is built, and the fleet is a development fleet. Everything must succeed.
 func TestGuides(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the program and opens a fleet: not under -short")
@@ -35,30 +35,44 @@ func TestGuides(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(page), ".md"), func(t *testing.T) {
 			text, err := os.ReadFile(page)
 			require.NoError(t, err)
-			blocks := shellBlocks(string(text))
+			blocks := blocksOf(string(text))
 			require.NotEmpty(t, blocks, "a guide shows what to type")
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
 			for _, block := range blocks {
-				cmd := exec.CommandContext(ctx, bash, "-eu", "-o", "pipefail", "-x", "-c", block)
-				cmd.Dir = t.TempDir()
+				var out bytes.Buffer
+				cmd := block.command(ctx, t, bash)
 				cmd.Env = append(os.Environ(), "TIERQ_ADDR="+strings.Join(addrs, ","), "TIERQ_ADMIN=",
 					"PATH="+filepath.Dir(program)+string(os.PathListSeparator)+os.Getenv("PATH"))
-				var out bytes.Buffer
 				cmd.Stdout, cmd.Stderr = &out, &out
-				require.NoError(t, cmd.Run(), "%s\n%s", block, &out)
+				require.NoError(t, cmd.Run(), "%s\n%s", block.text, &out)
 				t.Log("\n" + out.String())
 			}
 		})
 	}
 }
 
-var fence = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
+var fence = regexp.MustCompile("(?ms)^```(sh|go)\n(.*?)^```$")
 
-// shellBlocks returns the fenced blocks of a page that are commands.
-func shellBlocks(text string) (blocks []string) {
-	for _, m := range fence.FindAllStringSubmatch(text, -1) {
-		blocks = append(blocks, m[1])
+// A block is what a page shows between two fences: commands, or a whole Go program.
+type block struct{ language, text string }
+
+func blocksOf(page string) (blocks []block) {
+	for _, m := range fence.FindAllStringSubmatch(page, -1) {
+		blocks = append(blocks, block{m[1], m[2]})
 	}
 	return blocks
+}
+
+// command runs b: commands in an empty directory, a program within this module, whose client it imports.
+func (b block) command(ctx context.Context, t *testing.T, bash string) *exec.Cmd {
+	dir := t.TempDir()
+	if b.language == "go" {
+		file := filepath.Join(dir, "main.go")
+		require.NoError(t, os.WriteFile(file, []byte(b.text), 0o600))
+		return exec.CommandContext(ctx, "go", "run", file)
+	}
+	cmd := exec.CommandContext(ctx, bash, "-eu", "-o", "pipefail", "-x", "-c", b.text)
+	cmd.Dir = dir
+	return cmd
 }
