@@ -46,9 +46,7 @@ func TestFaultRollingMany(t *testing.T) {
 	}
 	flow := func() {
 		t.Helper()
-		for _, a := range books {
-			awaitAcks(t, a, 3*rateOfMany)
-		}
+		awaitAcksOfAll(t, books, 3*rateOfMany)
 	}
 	for _, h := range f.hosts {
 		flow()
@@ -77,6 +75,23 @@ func TestFaultRollingMany(t *testing.T) {
 	for _, name := range names {
 		f.awaitConverged(name)
 	}
+}
+
+// awaitAcksOfAll waits until so many more messages of each account are acked, at the same time.
+func awaitAcksOfAll(t *testing.T, books map[string]*account, more int) {
+	t.Helper()
+	before := map[string]int{}
+	for name, a := range books {
+		_, before[name] = a.counts()
+	}
+	eventually(t, 60*time.Second, fmt.Sprintf("%d more messages of each queue are acked", more), func() error {
+		for name, a := range books {
+			if _, got := a.counts(); got < before[name]+more {
+				return fmt.Errorf("%s: %d are", name, got-before[name])
+			}
+		}
+		return nil
+	})
 }
 
 // awaitServed waits until a host has its replica of each queue.
