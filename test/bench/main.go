@@ -3,13 +3,14 @@
 //
 // Usage, from the repository's root: make bench-peers, or
 //
-//	cd test/bench && go run . [-seconds 3] [-rounds 1] [-tierq PATH]
+//	cd test/bench && go run . [-duration 3s] [-rounds 1] [-clients 1000] [-crowd 60s] [-tierq PATH]
 //
 // Everything is on loopback and in a temporary directory, and ends by itself.
 package main
 
 import (
 	"context"
+	"encoding/binary"
 	"flag"
 	"fmt"
 	"os"
@@ -29,12 +30,18 @@ type peer interface {
 	Queues(ctx context.Context, n int) error
 	// Sync publishes one message and waits for its confirmation.
 	Sync(ctx context.Context, queue int, body []byte) error
-	// Async publishes one message and calls done once when it is confirmed or has failed.
-	Async(ctx context.Context, queue int, body []byte, done func(error))
+	// Connect opens clients, each with connections of its own, in place of those of the row before; 0: only the one that
+	// Async calls shared.
+	Connect(ctx context.Context, clients int) error
+	// Async publishes one message through a client, or the shared one, and calls done once when it is confirmed or has failed.
+	Async(ctx context.Context, client, queue int, body []byte, done func(error))
 	// Consume hands every message of a queue to handle and acknowledges it, until ctx ends.
 	Consume(ctx context.Context, queue int, handle func(body []byte)) error
 	Close()
 }
+
+// shared is the client that all rows have.
+const shared = -1
 
 // row is one kind of work.
 type row struct {
@@ -43,15 +50,21 @@ type row struct {
 	inFlight int
 	queues   int
 	consume  bool
+	// rate, if set, makes the load an open loop: so many messages a second whatever is answered, and latency counts from the
+	// moment at which each was due to the moment at which a handler has it.
+	rate int
+	// clients share out that rate.
+	clients int
 }
 
 var rows = []row{
-	{"publish, 1 synchronous producer", 256, 1, 1, false},
-	{"publish, 1 queue", 256, 1024, 1, false},
-	{"publish, 1 queue", 1024, 1024, 1, false},
-	{"publish, 8 queues", 256, 1024, 8, false},
-	{"publish, 48 queues", 256, 1024, 48, false},
-	{"publish, deliver, ack, 1 queue", 256, 1024, 1, true},
+	{name: "publish, 1 synchronous producer", bytes: 256, inFlight: 1, queues: 1},
+	{name: "publish, 1 queue", bytes: 256, inFlight: 1024, queues: 1},
+	{name: "publish, 1 queue", bytes: 1024, inFlight: 1024, queues: 1},
+	{name: "publish, 8 queues", bytes: 256, inFlight: 1024, queues: 8},
+	{name: "publish, 48 queues", bytes: 256, inFlight: 1024, queues: 48},
+	{name: "publish, deliver, ack, 1 queue", bytes: 256, inFlight: 1024, queues: 1, consume: true},
+	{name: "the same at 10,000/s, due to handled", bytes: 256, queues: 1, consume: true, rate: 10_000},
 }
 
 // figures are what one row gave.
@@ -59,6 +72,8 @@ type figures struct {
 	rate     float64
 	p50, p99 time.Duration
 	failed   int64
+	// lost is what was confirmed and not handled within drainTime, of a row with a rate.
+	lost int64
 }
 
 func main() {
@@ -75,8 +90,10 @@ func main() {
 func run() error {
 	seconds := flag.Duration("duration", 3*time.Second, "how long each row takes, after a third of it as warm-up")
 	rounds := flag.Int("rounds", 1, "how often all rows are repeated; the median counts")
-	binary := flag.String("tierq", "", "the tierq binary; built if empty")
+	program := flag.String("tierq", "", "the tierq binary; built if empty")
 	only := flag.String("only", "", "tierq or nats")
+	clients := flag.Int("clients", 1000, "clients of the last row, which is not repeated; 0 leaves it out")
+	crowd := flag.Duration("crowd", time.Minute, "how long the last row takes")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -85,9 +102,9 @@ func run() error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if *binary == "" {
-		*binary = filepath.Join(dir, "tierq")
-		build := exec.CommandContext(ctx, "go", "build", "-o", *binary, "./cmd/tierq")
+	if *program == "" {
+		*program = filepath.Join(dir, "tierq")
+		build := exec.CommandContext(ctx, "go", "build", "-o", *program, "./cmd/tierq")
 		build.Dir = filepath.Join("..", "..")
 		build.Stderr = os.Stderr
 		if err := build.Run(); err != nil {
@@ -100,7 +117,7 @@ func run() error {
 	}
 	fmt.Printf("disk: fdatasync of an appended 4 KiB, P50 %v\n", disk.Round(time.Microsecond))
 	start := map[string]func(context.Context, string) (peer, error){
-		"tierq": func(ctx context.Context, d string) (peer, error) { return startTierQ(ctx, *binary, d) },
+		"tierq": func(ctx context.Context, d string) (peer, error) { return startTierQ(ctx, *program, d) },
 		"nats":  startNATS,
 	}
 	all := map[string][][]figures{}
@@ -109,7 +126,7 @@ func run() error {
 			if *only != "" && *only != name {
 				continue
 			}
-			got, err := measure(ctx, filepath.Join(dir, fmt.Sprint(name, round)), start[name], *seconds)
+			got, err := measure(ctx, filepath.Join(dir, fmt.Sprint(name, round)), start[name], rows, *seconds)
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
@@ -117,11 +134,25 @@ func run() error {
 		}
 	}
 	report(all, disk)
-	return nil
+	if *clients == 0 {
+		return nil
+	}
+	fmt.Println()
+	last := row{name: fmt.Sprintf("%d clients, 8 queues, 10,000/s", *clients), bytes: 256, queues: 8, consume: true, rate: 10_000, clients: *clients}
+	for _, name := range []string{"nats", "tierq"} {
+		if *only != "" && *only != name {
+			continue
+		}
+		// A cluster that cannot carry the rate is a result, not the end of the run.
+		if _, err := measure(ctx, filepath.Join(dir, name+"-crowd"), start[name], []row{last}, *crowd); err != nil {
+			fmt.Printf("%-6s %s: %v\n", name, last.name, err)
+		}
+	}
+	return ctx.Err()
 }
 
 // measure starts a system and runs every row on it.
-func measure(ctx context.Context, dir string, start func(context.Context, string) (peer, error), d time.Duration) ([]figures, error) {
+func measure(ctx context.Context, dir string, start func(context.Context, string) (peer, error), rows []row, d time.Duration) ([]figures, error) {
 	p, err := start(ctx, dir)
 	if err != nil {
 		return nil, err
@@ -133,27 +164,41 @@ func measure(ctx context.Context, dir string, start func(context.Context, string
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.name, err)
 		}
-		fmt.Printf("%-6s %-34s %5d B %5d in flight: %9.0f/s  p50 %8v  p99 %8v  failed %d\n", p.Name(), r.name, r.bytes, r.inFlight, f.rate, f.p50.Round(10*time.Microsecond), f.p99.Round(10*time.Microsecond), f.failed)
+		fmt.Printf("%-6s %-36s %5d B %5d in flight: %9.0f/s  p50 %8v  p99 %8v  failed %d", p.Name(), r.name, r.bytes, r.inFlight, f.rate, f.p50.Round(10*time.Microsecond), f.p99.Round(10*time.Microsecond), f.failed)
+		if r.rate > 0 {
+			fmt.Printf("  not handled %d", f.lost)
+		}
+		fmt.Println()
 		out = append(out, f)
 	}
 	return out, nil
 }
 
-// load runs one row: a warm-up of a third of the time, then the measured part.
+// load runs one row: a warm-up of a third of the time, but at most 5 s, then the measured part.
 func load(ctx context.Context, p peer, r row, d time.Duration) (figures, error) {
 	if err := p.Queues(ctx, r.queues); err != nil {
+		return figures{}, err
+	}
+	if err := p.Connect(ctx, r.clients); err != nil {
 		return figures{}, err
 	}
 	g := &generator{peer: p, row: r, body: make([]byte, r.bytes)}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	begin := time.Now().Add(min(d/3, 5*time.Second))
+	g.from, g.until = begin, begin.Add(d)
 	if r.consume {
+		handle := func([]byte) { g.delivered.Add(1) }
+		if r.rate > 0 {
+			handle = g.handled
+		}
 		for q := range r.queues {
-			go func() { _ = p.Consume(ctx, q, func([]byte) { g.delivered.Add(1) }) }()
+			go func() { _ = p.Consume(ctx, q, handle) }()
 		}
 	}
-	begin := time.Now().Add(d / 3)
-	g.from, g.until = begin, begin.Add(d)
+	if r.rate > 0 {
+		return g.open(ctx)
+	}
 	if r.inFlight == 1 {
 		return g.synchronous(ctx)
 	}
@@ -212,7 +257,7 @@ func (g *generator) pipelined(ctx context.Context) (figures, error) {
 		wg.Add(1)
 		sent++
 		began := time.Now()
-		g.peer.Async(ctx, i%g.row.queues, g.body, func(err error) {
+		g.peer.Async(ctx, shared, i%g.row.queues, g.body, func(err error) {
 			g.note(began, err)
 			<-slots
 			wg.Done()
@@ -230,6 +275,79 @@ func (g *generator) pipelined(ctx context.Context) (figures, error) {
 		return g.figures(ctx, delivered)
 	}
 	return g.figures(ctx, int64(len(g.took)))
+}
+
+// drainTime is how long what was confirmed may take to be handled after the last publish.
+const drainTime = 20 * time.Second
+
+// open publishes at the row's rate, in ticks of a millisecond.
+func (g *generator) open(ctx context.Context) (figures, error) {
+	var confirmed atomic.Int64
+	var wg sync.WaitGroup
+	began, each := time.Now(), time.Second/time.Duration(g.row.rate)
+	ticks := time.NewTicker(time.Millisecond)
+	defer ticks.Stop()
+	for sent := 0; ctx.Err() == nil; <-ticks.C {
+		for ; ; sent++ {
+			due := began.Add(time.Duration(sent) * each)
+			if due.After(time.Now()) {
+				break
+			}
+			if due.After(g.until) {
+				return g.drain(ctx, &wg, &confirmed)
+			}
+			body := make([]byte, g.row.bytes)
+			binary.LittleEndian.PutUint64(body, uint64(due.UnixNano()))
+			client := shared
+			if g.row.clients > 0 {
+				client = sent % g.row.clients
+			}
+			wg.Add(1)
+			g.peer.Async(ctx, client, max(client, 0)%g.row.queues, body, func(err error) {
+				if err == nil {
+					confirmed.Add(1)
+				} else {
+					g.failed.Add(1)
+				}
+				wg.Done()
+			})
+		}
+	}
+	return figures{}, ctx.Err()
+}
+
+// handled notes a message of an open loop: its body begins with the moment at which it was due.
+func (g *generator) handled(body []byte) {
+	g.delivered.Add(1)
+	due := time.Unix(0, int64(binary.LittleEndian.Uint64(body)))
+	if due.After(g.from) && due.Before(g.until) {
+		took := time.Since(due)
+		g.mu.Lock()
+		g.took = append(g.took, took)
+		g.mu.Unlock()
+	}
+}
+
+// drain waits for the answers and for the handlers. A message that comes twice makes up for one that does not; the tests count
+// those, this is about time.
+func (g *generator) drain(ctx context.Context, wg *sync.WaitGroup, confirmed *atomic.Int64) (figures, error) {
+	deadline := time.Now().Add(drainTime)
+	answered := make(chan struct{})
+	go func() { wg.Wait(); close(answered) }()
+	select {
+	case <-answered:
+	case <-time.After(drainTime):
+	}
+	for g.delivered.Load() < confirmed.Load() && time.Now().Before(deadline) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	lost := confirmed.Load() - g.delivered.Load()
+	g.mu.Lock()
+	n := int64(len(g.took))
+	g.mu.Unlock()
+	f, err := g.figures(ctx, n)
+	f.lost = max(lost, 0)
+	return f, err
 }
 
 func (g *generator) figures(ctx context.Context, count int64) (figures, error) {
@@ -252,10 +370,10 @@ func report(all map[string][][]figures, disk time.Duration) {
 	if len(all["tierq"]) == 0 || len(all["nats"]) == 0 {
 		return
 	}
-	fmt.Printf("\n%-34s %6s %10s %10s %7s %10s %10s %7s\n", "work", "bytes", "tierq/s", "nats/s", "ratio", "tierq p50", "nats p50", "ratio")
+	fmt.Printf("\n%-36s %6s %10s %10s %7s %10s %10s %7s\n", "work", "bytes", "tierq/s", "nats/s", "ratio", "tierq p50", "nats p50", "ratio")
 	for i, r := range rows {
 		t, n := median(all["tierq"], i), median(all["nats"], i)
-		fmt.Printf("%-34s %6d %10.0f %10.0f %7.2f %10v %10v %7.2f\n", r.name, r.bytes, t.rate, n.rate, t.rate/n.rate,
+		fmt.Printf("%-36s %6d %10.0f %10.0f %7.2f %10v %10v %7.2f\n", r.name, r.bytes, t.rate, n.rate, t.rate/n.rate,
 			t.p50.Round(10*time.Microsecond), n.p50.Round(10*time.Microsecond), float64(t.p50)/float64(n.p50))
 	}
 	one, many := median(all["tierq"], 1), median(all["tierq"], 4)

@@ -23,6 +23,8 @@ type nodes struct {
 	procs  []*exec.Cmd
 	conns  []*nats.Conn
 	js     []jetstream.JetStream
+	crowd  []*nats.Conn
+	by     []jetstream.JetStream // of crowd
 	url    string
 	row    int
 	queues int
@@ -72,11 +74,7 @@ func startNATS(ctx context.Context, dir string) (_ peer, err error) {
 // connect opens one connection a queue, and waits until the cluster can hold a stream.
 func (n *nodes) connect(ctx context.Context) error {
 	for len(n.conns) < 8 {
-		c, err := nats.Connect(n.url, nats.MaxReconnects(-1))
-		if err != nil {
-			return err
-		}
-		js, err := jetstream.New(c, jetstream.WithPublishAsyncMaxPending(4096), jetstream.WithPublishAsyncTimeout(20*time.Second))
+		c, js, err := n.dial()
 		if err != nil {
 			return err
 		}
@@ -88,6 +86,15 @@ func (n *nodes) connect(ctx context.Context) error {
 		return err
 	}
 	return n.js[0].DeleteStream(ctx, "probe")
+}
+
+func (n *nodes) dial() (*nats.Conn, jetstream.JetStream, error) {
+	c, err := nats.Connect(n.url, nats.MaxReconnects(-1))
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(c, jetstream.WithPublishAsyncMaxPending(4096), jetstream.WithPublishAsyncTimeout(20*time.Second))
+	return c, js, err
 }
 
 func (n *nodes) Name() string { return "nats" }
@@ -120,8 +127,27 @@ func (n *nodes) Sync(ctx context.Context, queue int, body []byte) error {
 	return err
 }
 
-func (n *nodes) Async(_ context.Context, queue int, body []byte, done func(error)) {
-	f, err := n.of(queue).PublishAsync(n.subject(queue), body)
+func (n *nodes) Connect(_ context.Context, clients int) error {
+	for _, c := range n.crowd {
+		c.Close()
+	}
+	n.crowd, n.by = nil, nil
+	for range clients {
+		c, js, err := n.dial()
+		if err != nil {
+			return err
+		}
+		n.crowd, n.by = append(n.crowd, c), append(n.by, js)
+	}
+	return nil
+}
+
+func (n *nodes) Async(_ context.Context, by, queue int, body []byte, done func(error)) {
+	js := n.of(queue)
+	if by != shared {
+		js = n.by[by]
+	}
+	f, err := js.PublishAsync(n.subject(queue), body)
 	if err != nil {
 		done(err)
 		return
@@ -154,7 +180,7 @@ func (n *nodes) Consume(ctx context.Context, queue int, handle func([]byte)) err
 }
 
 func (n *nodes) Close() {
-	for _, c := range n.conns {
+	for _, c := range append(n.crowd, n.conns...) {
 		c.Close()
 	}
 	for _, p := range n.procs {

@@ -17,7 +17,9 @@ import (
 // tierq is a fleet of three full hosts in processes of their own.
 type tierq struct {
 	hosts  []*exec.Cmd
+	addrs  []string
 	client *client.Client
+	crowd  []*client.Client
 	row    int
 	queues []string
 }
@@ -48,7 +50,7 @@ func startTierQ(ctx context.Context, binary, dir string) (_ peer, err error) {
 		fmt.Fprintf(&list, "  - {id: %d, role: full, raft: 127.0.0.1:%d, peer: 127.0.0.1:%d, api: 127.0.0.1:%d}\n", i+1, ports[3*i], ports[3*i+1], ports[3*i+2])
 		addrs = append(addrs, fmt.Sprintf("127.0.0.1:%d", ports[3*i+2]))
 	}
-	t := &tierq{}
+	t := &tierq{addrs: addrs}
 	defer func() {
 		if err != nil {
 			t.Close()
@@ -113,8 +115,27 @@ func (t *tierq) Sync(ctx context.Context, queue int, body []byte) error {
 	return err
 }
 
-func (t *tierq) Async(ctx context.Context, queue int, body []byte, done func(error)) {
-	f := t.client.PublishAsync(ctx, t.queues[queue], client.Message{Body: body})
+func (t *tierq) Connect(_ context.Context, clients int) error {
+	for _, c := range t.crowd {
+		closeClient(c)
+	}
+	t.crowd = nil
+	for range clients {
+		c, err := client.New(client.Options{Addrs: t.addrs})
+		if err != nil {
+			return err
+		}
+		t.crowd = append(t.crowd, c)
+	}
+	return nil
+}
+
+func (t *tierq) Async(ctx context.Context, by, queue int, body []byte, done func(error)) {
+	c := t.client
+	if by != shared {
+		c = t.crowd[by]
+	}
+	f := c.PublishAsync(ctx, t.queues[queue], client.Message{Body: body})
 	go func() {
 		<-f.Done()
 		_, err := f.Wait(ctx)
@@ -141,13 +162,19 @@ func (t *tierq) Consume(ctx context.Context, queue int, handle func([]byte)) err
 }
 
 func (t *tierq) Close() {
-	if t.client != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
-		defer cancel()
-		_ = t.client.Close(ctx)
+	for _, c := range append(t.crowd, t.client) {
+		if c != nil {
+			closeClient(c)
+		}
 	}
 	for _, h := range t.hosts {
 		_ = h.Process.Kill()
 		_ = h.Wait()
 	}
+}
+
+func closeClient(c *client.Client) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_ = c.Close(ctx)
 }
