@@ -346,7 +346,7 @@ func (n *Node) Publish(ctx context.Context, r api.Publish) (api.PublishReply, er
 	}
 	n.countPublish(&r.Publish, res)
 	self, _ := n.view().Host(n.id)
-	return api.PublishReply{Result: res, Shard: shard, Index: out.index, DataCopies: uint32(out.copies), LeaderHost: n.id, LeaderAPI: self.ClientAddr, Warning: uint32(d.warning(out.copies))}, nil
+	return api.PublishReply{Result: res, Shard: shard, Index: out.index, DataCopies: uint32(out.copies), LeaderHost: n.id, LeaderAPI: self.ClientAddr, Warning: uint32(d.warning(out.copies)), Partitions: uint32(len(q.Shards))}, nil
 }
 
 func retryAfter(c code.Code) uint32 {

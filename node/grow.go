@@ -206,6 +206,14 @@ func (n *Node) CancelGrowth(ctx context.Context, name string) (api.QueueInfo, er
 	return n.infoAt(ctx, res), nil
 }
 
+// PartitionCount implements api.Backend.
+func (n *Node) PartitionCount(ctx context.Context, name string) (uint32, <-chan struct{}) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	q, _ := n.catalog.Queue(api.TenantOf(ctx), name)
+	return uint32(len(q.Shards)), n.news
+}
+
 // infoAt describes a queue once this host knows what a command has done to it, or as it is if that does not come.
 func (n *Node) infoAt(ctx context.Context, res catalog.Result) api.QueueInfo {
 	ctx, cancel := context.WithTimeout(ctx, catalogTimeout)

@@ -50,6 +50,7 @@ type Node struct {
 	closing bool
 	notify  chan struct{} // closed and replaced at every change of leaders, replicas or the catalog
 	catalog *catalog.View
+	news    chan struct{} // closed and replaced at every change of the catalog
 
 	planMu  sync.Mutex // guards the plan for the leaders
 	plan    []leaderMove
@@ -86,7 +87,7 @@ func open(cfg Config, ls Listeners, log *zap.Logger, adjust func(*host.Config)) 
 	}
 	n := &Node{
 		id: cfg.Host, cfg: cfg, log: log.With(zap.Uint64("host", cfg.Host)), registry: prometheus.NewRegistry(), started: time.Now(),
-		desks: map[uint64]*desk{}, notify: make(chan struct{}),
+		desks: map[uint64]*desk{}, notify: make(chan struct{}), news: make(chan struct{}),
 	}
 	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	n.metrics = newMetrics(n.registry)
@@ -419,6 +420,8 @@ func (n *Node) onCatalog(v *catalog.View) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.catalog = v
+	close(n.news)
+	n.news = make(chan struct{})
 	for _, d := range n.desks {
 		d.nudge()
 	}

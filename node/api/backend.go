@@ -24,6 +24,9 @@ type Backend interface {
 	DescribeQueue(ctx context.Context, name string, p Partition) (QueueInfo, error)
 	// LocateQueue is DescribeQueue without state: what this host knows of the partitions now.
 	LocateQueue(ctx context.Context, name string) (QueueInfo, error)
+	// PartitionCount is how many partitions a queue has, as this host knows now, 0 if it knows no such queue, and a channel that
+	// is closed when that may have changed. It must be cheap.
+	PartitionCount(ctx context.Context, name string) (n uint32, changed <-chan struct{})
 	DeleteQueue(ctx context.Context, name string) error
 	Publish(ctx context.Context, r Publish) (PublishReply, error)
 
@@ -133,6 +136,7 @@ type PublishReply struct {
 	LeaderHost uint64
 	LeaderAPI  string
 	Warning    uint32 // a code that rides beside success, FOLLOWER_LAG; 0: none
+	Partitions uint32 // that the queue has
 }
 
 // CreateGroup asks for a consumer group. HomeHost 0 lets the fleet choose.

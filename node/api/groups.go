@@ -191,7 +191,8 @@ func (s groupService) Receive(ctx context.Context, req *connect.Request[tierqv1.
 	if err != nil {
 		return nil, err
 	}
-	out := &tierqv1.ReceiveResponse{Epoch: uint64(epoch), Messages: make([]*tierqv1.Message, len(ds))}
+	n, _ := s.backend.PartitionCount(ctx, r.Queue)
+	out := &tierqv1.ReceiveResponse{Epoch: uint64(epoch), Messages: make([]*tierqv1.Message, len(ds)), Partitions: n}
 	for i, d := range ds {
 		out.Messages[i] = protoMessage(d, r.Partition)
 	}

@@ -248,7 +248,7 @@ func headers(i int, in []*tierqv1.Header) ([]queue.Header, error) {
 
 func protoPublish(r PublishReply, partition Partition) *tierqv1.PublishResponse {
 	out := &tierqv1.PublishResponse{
-		Shard: r.Shard, Index: uint64(r.Index), DataCopies: r.DataCopies, LeaderHost: r.LeaderHost, LeaderApi: r.LeaderAPI, Warning: r.Warning,
+		Shard: r.Shard, Index: uint64(r.Index), DataCopies: r.DataCopies, LeaderHost: r.LeaderHost, LeaderApi: r.LeaderAPI, Warning: r.Warning, Partitions: r.Partitions,
 		Results: make([]*tierqv1.PublishResult, len(r.Result.Messages)),
 	}
 	results := make([]tierqv1.PublishResult, len(r.Result.Messages))

@@ -33,6 +33,10 @@ func (f *fakeBackend) Publish(_ context.Context, r Publish) (PublishReply, error
 	return f.publish(r)
 }
 
+func (f *fakeBackend) PartitionCount(context.Context, string) (uint32, <-chan struct{}) {
+	return 1, nil
+}
+
 func (f *fakeBackend) Receive(_ context.Context, r Receive) ([]Delivery, queue.Epoch, error) {
 	f.calls++
 	return f.receive(r)

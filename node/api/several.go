@@ -267,7 +267,7 @@ func joinPublish(parts []*publishPart, n int) (*tierqv1.PublishResponse, error) 
 		if len(out.Parts) == 0 {
 			out.Shard, out.Index, out.LeaderHost, out.LeaderApi, out.Warning, out.DataCopies = r.Shard, r.Index, r.LeaderHost, r.LeaderApi, r.Warning, r.DataCopies
 		}
-		out.DataCopies = min(out.DataCopies, r.DataCopies)
+		out.DataCopies, out.Partitions = min(out.DataCopies, r.DataCopies), max(out.Partitions, r.Partitions)
 		out.Parts = append(out.Parts, &tierqv1.PublishedPart{Partition: p.request.GetPartition(), Shard: r.Shard, Index: r.Index, DataCopies: r.DataCopies})
 		for j, i := range p.places {
 			out.Results[i] = r.Results[j]
@@ -285,8 +285,8 @@ func (s groupService) receiveAny(ctx context.Context, r Receive, q *QueueInfo) (
 	if r.MinIndex != 0 {
 		return nil, code.New(code.InvalidArgument, "partition: min_index is of one partition, queue %q has %d: name it", q.Name, len(q.Partitions))
 	}
-	a := &anyReceive{s: s, r: r, out: &tierqv1.ReceiveResponse{}}
 	n := uint32(len(q.Partitions))
+	a := &anyReceive{s: s, r: r, out: &tierqv1.ReceiveResponse{Partitions: n}}
 	a.lookAround(ctx, s.turns.next(q), n)
 	switch {
 	case len(a.out.Messages) > 0 || r.Wait == 0 && len(a.here) > 0:

@@ -51,6 +51,8 @@ func newParted(self, other uint64, here ...uint32) *parted {
 	return p
 }
 
+func (p *parted) PartitionCount(context.Context, string) (uint32, <-chan struct{}) { return 4, nil }
+
 func (p *parted) Fleet() Fleet { return Fleet{Self: p.self} }
 
 func (p *parted) info() QueueInfo {

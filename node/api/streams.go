@@ -208,13 +208,17 @@ func newConsumer(s streamService, stream *connect.BidiStream[tierqv1.ConsumeRequ
 func (c *consumer) run(ctx context.Context) error {
 	defer c.finish()
 	call := ctx
+	var telling sync.WaitGroup
+	defer telling.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	partitions, _ := c.s.backend.PartitionCount(ctx, c.receive.Queue)
 	if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Started{
-		Started: &tierqv1.ConsumeStarted{WindowMessages: uint32(c.window), WindowBytes: uint32(c.windowB), Windowed: true},
+		Started: &tierqv1.ConsumeStarted{WindowMessages: uint32(c.window), WindowBytes: uint32(c.windowB), Windowed: true, Partitions: partitions},
 	}}); err != nil {
 		return err
 	}
+	telling.Go(func() { c.tellGrowth(ctx, partitions) })
 	var pushing context.Context
 	pushing, c.stopPush = context.WithCancel(ctx)
 	defer c.stopPush()
@@ -252,6 +256,23 @@ func (c *consumer) run(ctx context.Context) error {
 	c.breaks(call.Err())
 	c.settleAll(SettleUnseen, c.unseen())
 	return err
+}
+
+// tellGrowth tells the consumer, until ctx ends, when its queue has more partitions than it was told.
+func (c *consumer) tellGrowth(ctx context.Context, told uint32) {
+	for {
+		n, changed := c.s.backend.PartitionCount(ctx, c.receive.Queue)
+		if n > told {
+			told = n
+			// A failed send ends the stream at its reader.
+			_ = c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Partitions{Partitions: n}})
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func (c *consumer) end() {

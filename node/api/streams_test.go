@@ -115,12 +115,31 @@ type shelf struct {
 	unseen   []string
 	moved    bool
 	refusals []*code.Error // of the next receives
+
+	partitions uint32
+	grown      chan struct{}
 }
 
 func newShelf(n int) *shelf {
-	s := &shelf{n: n, out: map[string]bool{}}
+	s := &shelf{n: n, out: map[string]bool{}, partitions: 1, grown: make(chan struct{})}
 	s.cond = sync.NewCond(&s.mu)
 	return s
+}
+
+// PartitionCount implements Backend.
+func (s *shelf) PartitionCount(context.Context, string) (uint32, <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.partitions, s.grown
+}
+
+// grow gives the queue n partitions.
+func (s *shelf) grow(n uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.partitions = n
+	close(s.grown)
+	s.grown = make(chan struct{})
 }
 
 func (s *shelf) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoch, error) {
@@ -203,6 +222,26 @@ func TestConsumeWindow(t *testing.T) {
 		return len(s.out) == 0 && len(s.acked)+len(s.released) == s.next
 	}, 30*time.Second, time.Millisecond)
 	require.GreaterOrEqual(t, len(s.acked), 40)
+}
+
+// TestConsumeTellsGrowth: a stream begins with how many partitions the queue has, and tells of more, once.
+func TestConsumeTellsGrowth(t *testing.T) {
+	s := newShelf(0)
+	stream := streamClient(t, Options{Backend: s}).Consume(t.Context())
+	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q"}}}))
+	first, err := stream.Receive()
+	require.NoError(t, err)
+	require.EqualValues(t, 1, first.GetStarted().GetPartitions())
+	for _, n := range []uint32{1, 3, 2, 3, 4} { // one that is not more is not told
+		s.grow(n)
+		if n == 3 && first.GetPartitions() == 3 || n < 3 {
+			continue
+		}
+		first, err = stream.Receive()
+		require.NoError(t, err)
+		require.Equal(t, n, first.GetPartitions())
+	}
+	require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
 }
 
 // TestConsumeMoved ends the stream with the new home's address.

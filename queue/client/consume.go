@@ -235,8 +235,9 @@ func (l *consumer) serve(ctx context.Context, stop func()) error {
 
 // follow adds a lane for every partition that the queue gets, until ctx ends.
 func (l *consumer) follow(ctx context.Context, begin func(*lane)) {
-	for l.c.sleep(ctx, refreshPartitions) == nil {
-		n := int(l.c.relocate(ctx, l.queue))
+	for n := 0; ; {
+		known, grown := l.c.knownPartitions(l.queue)
+		n = max(n, int(known))
 		for p := len(l.allLanes()); p < n; p++ {
 			added := newLane(l, uint32(p), 0, 1)
 			l.lanesMu.Lock()
@@ -245,8 +246,15 @@ func (l *consumer) follow(ctx context.Context, begin func(*lane)) {
 			l.shares.add()
 			begin(added)
 			l.c.log.Info("the queue has grown", zap.String("queue", l.queue), zap.String("group", l.group), zap.Int("partition", p))
+			l.pace.look()
 		}
-		l.pace.look()
+		select {
+		case <-grown:
+		case <-l.c.opts.Clock.After(refreshPartitions):
+			n = int(l.c.relocate(ctx, l.queue))
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -70,6 +70,7 @@ func (c *Client) receive(ctx context.Context, to route, partition *uint32, o Rec
 	}
 	var from string
 	res, err := call(ctx, c, how{to: to, idempotent: true, wait: max(o.Wait, 0), from: &from}, receiveStub, req)
+	c.heardPartitions(to.queue, res.GetPartitions())
 	for _, e := range res.GetElsewhere() {
 		if e.Api != "" {
 			c.router.hint(homeIn(to.queue, e.Partition, to.group), e.Api, from)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tierq/tierq/queue/client"
+	"github.com/tierq/tierq/queue/client/clienttest"
 )
 
 // hastyClock is the system's, but that half a minute passes at once.
@@ -18,11 +19,57 @@ func (hastyClock) Now() time.Time { return time.Unix(0, time.Now().UnixNano()*10
 
 func (hastyClock) After(d time.Duration) <-chan time.Time { return time.After(d / 1000) }
 
-// A consumer and a producer that run while their queue grows come to use the new partitions, and never hold more than they may.
+// A consumer and a producer that run while their queue grows come to use the new partitions, and never hold more than they may: at once
+// if hosts tell of them in their answers, with the next look half a minute later if not.
 func TestQueueGrowsUnderConsumer(t *testing.T) {
+	for name, c := range map[string]struct {
+		clock          client.Clock // nil: it takes half a minute
+		hints, streams bool
+	}{
+		"told by streams": {nil, true, true},
+		"told by calls":   {nil, true, false},
+		"not told":        {hastyClock{}, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := partitioned(t, 1)
+			f.SetGrowthHints(c.hints)
+			f.SetStreams(c.streams)
+			growUnderConsumer(t, f, c.clock)
+		})
+	}
+}
+
+// A consumer hears of new partitions without a message.
+func TestIdleConsumerHearsOfGrowth(t *testing.T) {
 	f := partitioned(t, 1)
+	f.SetStreams(true)
+	c := open(t, quick(f.Addrs()...))
+	ctx, cancel := context.WithCancel(within(t, time.Minute))
+	got := make(chan uint32, 1)
+	done := make(chan error, 1)
+	go func() {
+		done <- c.Consume(ctx, "q", "g", func(_ context.Context, d *client.Delivery) error {
+			got <- d.Partition
+			return nil
+		}, client.ConsumeOptions{})
+	}()
+	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 1 }, 30*time.Second, time.Millisecond)
+	f.Grow("q", 2)
+	f.SetPartitionLeader("q", 1, 2)
+	f.SetPartitionHome("q", 1, 3)
+	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 2 }, 30*time.Second, time.Millisecond)
+	one := uint32(1)
+	_, err := c.PublishWith(within(t, 20*time.Second), "q", client.PublishOptions{Partition: &one}, bodies(1)...)
+	require.NoError(t, err)
+	require.Equal(t, one, <-got)
+	cancel()
+	require.NoError(t, <-done)
+}
+
+func growUnderConsumer(t *testing.T, f *clienttest.Fleet, clock client.Clock) {
 	o := quick(f.Addrs()...)
-	o.Clock = hastyClock{}
+	o.Clock = clock
 	c := open(t, o)
 	ctx, cancel := context.WithCancel(within(t, time.Minute))
 	var mu sync.Mutex

@@ -12,6 +12,7 @@ import (
 
 // located is a queue's partitions as a host told them.
 type located struct {
+	queueID    uint64 // 0: it was not told
 	partitions uint32
 }
 
@@ -36,7 +37,7 @@ func (c *Client) locate(ctx context.Context, queue string) (located, error) {
 			c.router.hint(route{kind: toLeader, queue: queue, partition: p.Number}, p.LeaderApi, from)
 		}
 	}
-	return located{partitions: uint32(max(len(res.Partitions), 1))}, nil
+	return located{res.Id, uint32(max(len(res.Partitions), 1))}, nil
 }
 
 // partitionsOf is how many partitions a queue has, as far as this client knows; it asks once.
@@ -52,8 +53,7 @@ func (c *Client) partitionsOf(ctx context.Context, queue string) (uint32, error)
 	if err != nil {
 		return 0, err
 	}
-	l.partitions.Store(at.partitions)
-	return at.partitions, nil
+	return l.know(at), nil
 }
 
 // refreshPartitions is how often a queue that is used is asked whether it has more partitions than before.
@@ -88,9 +88,78 @@ func (c *Client) relocate(ctx context.Context, queue string) uint32 {
 	if err != nil {
 		return 0
 	}
+	return l.know(at)
+}
+
+// know takes up what a host has told, and returns how many partitions there are: a host may not have heard yet that the same queue has
+// grown.
+func (l *placer) know(at located) uint32 {
+	l.knownMu.Lock()
+	defer l.knownMu.Unlock()
+	before := l.partitions.Load()
+	if at.queueID == l.queueID && at.partitions < before {
+		return before
+	}
+	l.queueID = at.queueID
 	l.partitions.Store(at.partitions)
+	if at.partitions > before {
+		close(l.grown)
+		l.grown = make(chan struct{})
+	}
 	return at.partitions
 }
+
+// knownPartitions is how many partitions a queue has as far as this client knows, 0 if it does not, and a channel that is closed when
+// it comes to know of more.
+func (c *Client) knownPartitions(queue string) (uint32, <-chan struct{}) {
+	l := c.placerOf(queue)
+	if l == nil {
+		return 0, nil
+	}
+	l.knownMu.Lock()
+	defer l.knownMu.Unlock()
+	return l.partitions.Load(), l.grown
+}
+
+// heardPartitions is hear for whoever has no placer at hand.
+func (c *Client) heardPartitions(queue string, n uint32) {
+	if n <= 1 {
+		return
+	}
+	if l := c.placerOf(queue); l != nil {
+		l.hear(n)
+	}
+}
+
+// hear takes a host's word in passing that the queue has n partitions: if that is more than this client knows of, the queue is asked for
+// at once.
+func (l *placer) hear(n uint32) {
+	if known := l.partitions.Load(); known == 0 || n <= known || !l.hearing.CompareAndSwap(false, true) {
+		return
+	}
+	l.c.mu.Lock()
+	defer l.c.mu.Unlock()
+	if l.c.closing {
+		return
+	}
+	l.c.wg.Add(1)
+	go func() {
+		defer l.c.wg.Done()
+		defer l.hearing.Store(false)
+		// The host that answers may hear of the growth later than the one that told of it.
+		for i := 0; i < hearTries && l.c.relocate(l.c.base, l.queue) < n; i++ {
+			if l.c.sleep(l.c.base, hearPause) != nil {
+				return
+			}
+		}
+	}()
+}
+
+const (
+	// hearTries is how often a host is asked for partitions that another one told of, hearPause the time in between.
+	hearTries = 20
+	hearPause = 100 * time.Millisecond
+)
 
 // placer gives the messages of one queue their partitions: by key, else by dedup id, else the whole publish to the partition
 // whose turn it is. A message is placed once: whatever is retried, it stays in its partition with its seq.
@@ -101,6 +170,11 @@ type placer struct {
 	queue string
 
 	partitions atomic.Uint32 // 0: not known
+	hearing    atomic.Bool   // what was heard in passing is being asked for
+
+	knownMu sync.Mutex    // below mu
+	queueID uint64        // that has them
+	grown   chan struct{} // closed and replaced when it comes to have more
 
 	mu   sync.Mutex
 	turn uint32
@@ -123,7 +197,7 @@ func (c *Client) placerOf(queue string) *placer {
 	}
 	l := c.placers[queue]
 	if l == nil {
-		l = &placer{c: c, queue: queue, turn: uint32(c.opts.Rand() * float64(1<<16))}
+		l = &placer{c: c, queue: queue, grown: make(chan struct{}), turn: uint32(c.opts.Rand() * float64(1<<16))}
 		c.placers[queue] = l
 	}
 	return l
@@ -179,9 +253,9 @@ func (l *placer) asked(at located, err error) bool {
 	list := l.waiting
 	l.waiting = nil
 	if err == nil {
-		l.partitions.Store(at.partitions)
+		n := l.know(at)
 		for _, w := range list {
-			l.placeLocked(w.p, w.msgs, at.partitions)
+			l.placeLocked(w.p, w.msgs, n)
 		}
 		l.asking = false
 		return true

@@ -55,6 +55,10 @@ func (s *session) read(first *tierqv1.ConsumeResponse) {
 			s.settled(m.GetSettled())
 		case m.GetWindowed() != nil:
 			s.n.inForce(s, m.GetWindowed())
+		case m.GetStarted() != nil:
+			s.n.l.c.heardPartitions(s.n.l.queue, m.GetStarted().GetPartitions())
+		case m.GetPartitions() != 0:
+			s.n.l.c.heardPartitions(s.n.l.queue, m.GetPartitions())
 		}
 	}
 }

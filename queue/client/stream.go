@@ -367,6 +367,7 @@ func (s *stream) run(b *batch) {
 		if err == nil && res.LeaderApi != "" {
 			s.c.router.hint(s.route(), res.LeaderApi, from)
 		}
+		b.items[0].p.placer.hear(res.GetPartitions())
 		pause, more := s.settle(b, sent, res, err)
 		if !more {
 			return

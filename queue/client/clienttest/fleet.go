@@ -56,6 +56,7 @@ type Fleet struct {
 	answers   map[reflect.Type]any
 	strict    bool
 	noStreams bool
+	noHints   bool // answers do not tell how many partitions there are
 }
 
 // Call describes a call to a hook.

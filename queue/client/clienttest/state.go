@@ -145,6 +145,22 @@ func (f *Fleet) Grow(queue string, n int) {
 		}
 		q.parts = append(q.parts, part)
 	}
+	f.wakeLocked()
+}
+
+// SetGrowthHints says whether answers tell how many partitions a queue has, as they do unless hosts are of an earlier version.
+func (f *Fleet) SetGrowthHints(on bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.noHints = !on
+}
+
+// hintLocked is what answers say of a queue's partitions.
+func (f *Fleet) hintLocked(queue string) uint32 {
+	if q := f.queues[queue]; q != nil && !f.noHints {
+		return uint32(len(q.parts))
+	}
+	return 0
 }
 
 func (f *Fleet) wireLocked(name string, q *queueState) *tierqv1.Queue {
@@ -256,7 +272,7 @@ func (v *view) Publish(_ context.Context, r *connect.Request[tierqv1.PublishRequ
 		}
 		return nil, Refusal(e)
 	}
-	res := &tierqv1.PublishResponse{Shard: q.id, LeaderHost: leader, LeaderApi: f.apiLocked(leader), DataCopies: 2}
+	res := &tierqv1.PublishResponse{Shard: q.id, LeaderHost: leader, LeaderApi: f.apiLocked(leader), DataCopies: 2, Partitions: f.hintLocked(r.Msg.Queue)}
 	for _, m := range r.Msg.Messages {
 		res.Results = append(res.Results, f.storeLocked(q, r.Msg, m))
 	}
@@ -427,10 +443,10 @@ func (v *view) Receive(ctx context.Context, r *connect.Request[tierqv1.ReceiveRe
 			return nil, err
 		}
 		ms := f.leaseLocked(q, g, int(max(r.Msg.MaxMessages, 1)))
-		epoch, changed := f.epochOf(q), f.changed
+		epoch, changed, partitions := f.epochOf(q), f.changed, f.hintLocked(r.Msg.Queue)
 		if len(ms) > 0 || wait == 0 {
 			f.mu.Unlock()
-			return connect.NewResponse(&tierqv1.ReceiveResponse{Messages: ms, Epoch: epoch}), nil
+			return connect.NewResponse(&tierqv1.ReceiveResponse{Messages: ms, Epoch: epoch, Partitions: partitions}), nil
 		}
 		g.waiting++
 		f.mu.Unlock()
@@ -446,7 +462,7 @@ func (v *view) Receive(ctx context.Context, r *connect.Request[tierqv1.ReceiveRe
 		g.waiting--
 		f.mu.Unlock()
 		if ended {
-			return connect.NewResponse(&tierqv1.ReceiveResponse{Epoch: epoch}), nil
+			return connect.NewResponse(&tierqv1.ReceiveResponse{Epoch: epoch, Partitions: partitions}), nil
 		}
 	}
 }

@@ -121,6 +121,7 @@ type consuming struct {
 	handed   uint64
 	out      map[string]bool // receipts that take room
 	held     map[string]bool
+	told     uint32 // how many partitions the consumer knows of; push's own once it runs
 	draining bool
 	ended    bool
 }
@@ -144,7 +145,10 @@ func (v *view) Consume(ctx context.Context, stream *connect.BidiStream[tierqv1.C
 	if c.window == 0 {
 		c.window = 256
 	}
-	if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Started{Started: &tierqv1.ConsumeStarted{WindowMessages: uint32(c.window), Windowed: true}}}); err != nil {
+	f.mu.Lock()
+	c.told = f.hintLocked(c.start.GetQueue())
+	f.mu.Unlock()
+	if err := c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Started{Started: &tierqv1.ConsumeStarted{WindowMessages: uint32(c.window), Windowed: true, Partitions: c.told}}}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -222,7 +226,12 @@ func (c *consuming) push(ctx context.Context) error {
 		if len(ms) == 0 {
 			g.waiting++
 		}
+		partitions := f.hintLocked(c.start.Queue)
 		f.mu.Unlock()
+		if partitions > c.told {
+			c.told = partitions
+			_ = c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Partitions{Partitions: partitions}})
+		}
 		if len(ms) == 0 {
 			select {
 			case <-changed:

@@ -1789,7 +1789,9 @@ type PublishResponse struct {
 	Warning uint32 `protobuf:"varint,7,opt,name=warning,proto3" json:"warning,omitempty"`
 	// When the host has split the batch: one entry a partition; shard, index and leader above are then the first one's, and
 	// data_copies is the least.
-	Parts         []*PublishedPart `protobuf:"bytes,8,rep,name=parts,proto3" json:"parts,omitempty"`
+	Parts []*PublishedPart `protobuf:"bytes,8,rep,name=parts,proto3" json:"parts,omitempty"`
+	// How many partitions the queue has, as the host that stored it knows; 0: it did not say.
+	Partitions    uint32 `protobuf:"varint,9,opt,name=partitions,proto3" json:"partitions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1878,6 +1880,13 @@ func (x *PublishResponse) GetParts() []*PublishedPart {
 		return x.Parts
 	}
 	return nil
+}
+
+func (x *PublishResponse) GetPartitions() uint32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
 }
 
 type GroupConfig struct {
@@ -3357,7 +3366,9 @@ type ReceiveResponse struct {
 	Messages []*Message             `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
 	Epoch    uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// When no partition was named: the partitions that other hosts are home to.
-	Elsewhere     []*PartitionHome `protobuf:"bytes,3,rep,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	Elsewhere []*PartitionHome `protobuf:"bytes,3,rep,name=elsewhere,proto3" json:"elsewhere,omitempty"`
+	// As in PublishResponse.
+	Partitions    uint32 `protobuf:"varint,4,opt,name=partitions,proto3" json:"partitions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3411,6 +3422,13 @@ func (x *ReceiveResponse) GetElsewhere() []*PartitionHome {
 		return x.Elsewhere
 	}
 	return nil
+}
+
+func (x *ReceiveResponse) GetPartitions() uint32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
 }
 
 type ClaimIdleRequest struct {
@@ -4555,7 +4573,9 @@ type ConsumeStarted struct {
 	WindowMessages uint32                 `protobuf:"varint,1,opt,name=window_messages,json=windowMessages,proto3" json:"window_messages,omitempty"`
 	WindowBytes    uint32                 `protobuf:"varint,2,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
 	// The host answers windows that have an id.
-	Windowed      bool `protobuf:"varint,3,opt,name=windowed,proto3" json:"windowed,omitempty"`
+	Windowed bool `protobuf:"varint,3,opt,name=windowed,proto3" json:"windowed,omitempty"`
+	// How many partitions the queue has, as this host knows; 0: it does not say.
+	Partitions    uint32 `protobuf:"varint,4,opt,name=partitions,proto3" json:"partitions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4609,6 +4629,13 @@ func (x *ConsumeStarted) GetWindowed() bool {
 		return x.Windowed
 	}
 	return false
+}
+
+func (x *ConsumeStarted) GetPartitions() uint32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
 }
 
 type ConsumeMessages struct {
@@ -4769,6 +4796,7 @@ type ConsumeResponse struct {
 	//	*ConsumeResponse_Messages
 	//	*ConsumeResponse_Settled
 	//	*ConsumeResponse_Windowed
+	//	*ConsumeResponse_Partitions
 	Response      isConsumeResponse_Response `protobuf_oneof:"response"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4847,6 +4875,15 @@ func (x *ConsumeResponse) GetWindowed() *ConsumeWindowed {
 	return nil
 }
 
+func (x *ConsumeResponse) GetPartitions() uint32 {
+	if x != nil {
+		if x, ok := x.Response.(*ConsumeResponse_Partitions); ok {
+			return x.Partitions
+		}
+	}
+	return 0
+}
+
 type isConsumeResponse_Response interface {
 	isConsumeResponse_Response()
 }
@@ -4867,6 +4904,11 @@ type ConsumeResponse_Windowed struct {
 	Windowed *ConsumeWindowed `protobuf:"bytes,4,opt,name=windowed,proto3,oneof"`
 }
 
+type ConsumeResponse_Partitions struct {
+	// The queue has so many partitions now: more than the consumer was told before.
+	Partitions uint32 `protobuf:"varint,5,opt,name=partitions,proto3,oneof"`
+}
+
 func (*ConsumeResponse_Started) isConsumeResponse_Response() {}
 
 func (*ConsumeResponse_Messages) isConsumeResponse_Response() {}
@@ -4874,6 +4916,8 @@ func (*ConsumeResponse_Messages) isConsumeResponse_Response() {}
 func (*ConsumeResponse_Settled) isConsumeResponse_Response() {}
 
 func (*ConsumeResponse_Windowed) isConsumeResponse_Response() {}
+
+func (*ConsumeResponse_Partitions) isConsumeResponse_Response() {}
 
 type DeadLetter struct {
 	state              protoimpl.MessageState `protogen:"open.v1"`
@@ -8720,7 +8764,7 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x05shard\x18\x02 \x01(\x04R\x05shard\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\x12\x1f\n" +
 	"\vdata_copies\x18\x04 \x01(\rR\n" +
-	"dataCopies\"\x9a\x02\n" +
+	"dataCopies\"\xba\x02\n" +
 	"\x0fPublishResponse\x121\n" +
 	"\aresults\x18\x01 \x03(\v2\x17.tierq.v1.PublishResultR\aresults\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\x04R\x05shard\x12\x14\n" +
@@ -8732,7 +8776,10 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\n" +
 	"leader_api\x18\x06 \x01(\tR\tleaderApi\x12\x18\n" +
 	"\awarning\x18\a \x01(\rR\awarning\x12-\n" +
-	"\x05parts\x18\b \x03(\v2\x17.tierq.v1.PublishedPartR\x05parts\"\x99\x04\n" +
+	"\x05parts\x18\b \x03(\v2\x17.tierq.v1.PublishedPartR\x05parts\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\t \x01(\rR\n" +
+	"partitions\"\x99\x04\n" +
 	"\vGroupConfig\x12\x19\n" +
 	"\blease_ms\x18\x01 \x01(\x04R\aleaseMs\x12!\n" +
 	"\fmax_attempts\x18\x02 \x01(\rR\vmaxAttempts\x12&\n" +
@@ -8876,11 +8923,14 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x12\n" +
 	"\x04host\x18\x02 \x01(\x04R\x04host\x12\x10\n" +
 	"\x03api\x18\x03 \x01(\tR\x03api\x12\x14\n" +
-	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"\x8d\x01\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"\xad\x01\n" +
 	"\x0fReceiveResponse\x12-\n" +
 	"\bmessages\x18\x01 \x03(\v2\x11.tierq.v1.MessageR\bmessages\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x125\n" +
-	"\telsewhere\x18\x03 \x03(\v2\x17.tierq.v1.PartitionHomeR\telsewhere\"\x98\x02\n" +
+	"\telsewhere\x18\x03 \x03(\v2\x17.tierq.v1.PartitionHomeR\telsewhere\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x04 \x01(\rR\n" +
+	"partitions\"\x98\x02\n" +
 	"\x10ClaimIdleRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1a\n" +
@@ -8981,11 +9031,14 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\x06settle\x18\x02 \x01(\v2\x17.tierq.v1.ConsumeSettleH\x00R\x06settle\x12\x16\n" +
 	"\x05drain\x18\x03 \x01(\bH\x00R\x05drain\x121\n" +
 	"\x06window\x18\x04 \x01(\v2\x17.tierq.v1.ConsumeWindowH\x00R\x06windowB\t\n" +
-	"\arequest\"x\n" +
+	"\arequest\"\x98\x01\n" +
 	"\x0eConsumeStarted\x12'\n" +
 	"\x0fwindow_messages\x18\x01 \x01(\rR\x0ewindowMessages\x12!\n" +
 	"\fwindow_bytes\x18\x02 \x01(\rR\vwindowBytes\x12\x1a\n" +
-	"\bwindowed\x18\x03 \x01(\bR\bwindowed\"@\n" +
+	"\bwindowed\x18\x03 \x01(\bR\bwindowed\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x04 \x01(\rR\n" +
+	"partitions\"@\n" +
 	"\x0fConsumeMessages\x12-\n" +
 	"\bmessages\x18\x01 \x03(\v2\x11.tierq.v1.MessageR\bmessages\"R\n" +
 	"\x0eConsumeSettled\x12\x0e\n" +
@@ -8993,12 +9046,15 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\aresults\x18\x02 \x03(\v2\x16.tierq.v1.SettleResultR\aresults\"9\n" +
 	"\x0fConsumeWindowed\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
-	"\x06handed\x18\x02 \x01(\x04R\x06handed\"\xfb\x01\n" +
+	"\x06handed\x18\x02 \x01(\x04R\x06handed\"\x9d\x02\n" +
 	"\x0fConsumeResponse\x124\n" +
 	"\astarted\x18\x01 \x01(\v2\x18.tierq.v1.ConsumeStartedH\x00R\astarted\x127\n" +
 	"\bmessages\x18\x02 \x01(\v2\x19.tierq.v1.ConsumeMessagesH\x00R\bmessages\x124\n" +
 	"\asettled\x18\x03 \x01(\v2\x18.tierq.v1.ConsumeSettledH\x00R\asettled\x127\n" +
-	"\bwindowed\x18\x04 \x01(\v2\x19.tierq.v1.ConsumeWindowedH\x00R\bwindowedB\n" +
+	"\bwindowed\x18\x04 \x01(\v2\x19.tierq.v1.ConsumeWindowedH\x00R\bwindowed\x12 \n" +
+	"\n" +
+	"partitions\x18\x05 \x01(\rH\x00R\n" +
+	"partitionsB\n" +
 	"\n" +
 	"\bresponse\"\x8a\x03\n" +
 	"\n" +
@@ -9727,6 +9783,7 @@ func file_tierq_v1_tierq_proto_init() {
 		(*ConsumeResponse_Messages)(nil),
 		(*ConsumeResponse_Settled)(nil),
 		(*ConsumeResponse_Windowed)(nil),
+		(*ConsumeResponse_Partitions)(nil),
 	}
 	file_tierq_v1_tierq_proto_msgTypes[59].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[61].OneofWrappers = []any{}
