@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -93,6 +94,9 @@ func (o *ConsumeOptions) ensureDefaults() {
 // starts no new message, lets handlers finish, settles what they finished, and releases what no handler has seen. It returns
 // nil if ctx ended it.
 func (c *Client) Consume(ctx context.Context, queue, group string, h Handler, o ConsumeOptions) error {
+	if e := checkText("the names of queue, group and consumer", queue, group, o.Consumer); e != nil {
+		return e
+	}
 	o.ensureDefaults()
 	l := &consumer{c: c, queue: queue, group: group, h: h, o: o}
 	return l.run(ctx)
@@ -367,10 +371,10 @@ func (l *consumer) handle(ctx context.Context, j *job) {
 		l.settle(j, &settling{kind: "release"})
 		return
 	case errors.As(err, &reject):
-		l.settle(j, &settling{kind: "reject", reason: reject.Reason})
+		l.settle(j, &settling{kind: "reject", reason: reasonOf(reject.Reason)})
 		return
 	}
-	s := &settling{kind: "nack", delay: -1, reason: reasonOf(err)}
+	s := &settling{kind: "nack", delay: -1, reason: reasonOf(err.Error())}
 	var after *NackAfter
 	if errors.As(err, &after) {
 		s.delay = after.Delay
@@ -378,11 +382,11 @@ func (l *consumer) handle(ctx context.Context, j *job) {
 	l.settle(j, s)
 }
 
-// reasonOf cuts a handler's error to what a dead letter keeps.
-func reasonOf(err error) string {
+// reasonOf makes of what a handler says what a dead letter keeps: text, and not too long. Anything else would be refused, and the
+// message would come again only when its lease runs out.
+func reasonOf(s string) string {
 	const maxReason = 200
-	s := err.Error()
-	return s[:min(len(s), maxReason)]
+	return strings.ToValidUTF8(s[:min(len(s), maxReason)], "")
 }
 
 // settle does one settling call for one message. It ignores the consumer's end: what was finished is reported.

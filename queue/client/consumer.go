@@ -151,6 +151,9 @@ func (s *settling) delayMs() *uint64 {
 // settle makes the unary call; partition nil lets the host find the receipts' partitions. Receipts whose home moved while
 // the others were settled are taken to the new one: they are good there.
 func (c *Client) settle(ctx context.Context, to route, partition *uint32, s *settling, receipts []string) ([]Settled, error) {
+	if e := checkText("a reason", s.reason); e != nil {
+		return settleAll(receipts, e), e
+	}
 	out, err := c.settleOnce(ctx, to, partition, s, receipts)
 	var moved []string
 	for _, r := range out {

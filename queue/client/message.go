@@ -2,6 +2,7 @@ package client
 
 import (
 	"time"
+	"unicode/utf8"
 
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/code"
@@ -86,6 +87,21 @@ func (m *Message) check() *code.Error {
 		return code.New(code.InvalidArgument, "the dedup id has %d bytes: at most %d", len(m.DedupID), MaxKeyBytes)
 	case m.Delay < 0 || m.TTL < 0:
 		return code.New(code.InvalidArgument, "a delay or time to live below zero: use 0 for none")
+	}
+	for i := range m.Headers {
+		if e := checkText("a header's name", m.Headers[i].Name); e != nil {
+			return e
+		}
+	}
+	return nil
+}
+
+// checkText refuses what cannot be sent as text: the request would never leave, and what is behind it would wait for its answer.
+func checkText(what string, texts ...string) *code.Error {
+	for _, s := range texts {
+		if !utf8.ValidString(s) {
+			return code.New(code.InvalidArgument, "%q is no UTF-8: %s must be", s, what)
+		}
 	}
 	return nil
 }

@@ -150,6 +150,9 @@ func (c *Client) enqueue(ctx context.Context, queue string, p *publish, msgs []M
 	if queue == "" {
 		return code.New(code.InvalidName, "no queue named: names are 1 to 80 of A-Z a-z 0-9 . _ -")
 	}
+	if e := checkText("a queue's name", queue); e != nil {
+		return e
+	}
 	if p.exclusive() && len(msgs) > c.opts.MaxBatchMessages {
 		return code.New(code.BatchTooLarge, "an atomic publish has %d messages: at most %d travel in one request", len(msgs), c.opts.MaxBatchMessages)
 	}

@@ -1,0 +1,80 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/queue/client"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// A handler's error may be any bytes and of any length; what it asks for happens all the same.
+func TestReasonsOfHandlers(t *testing.T) {
+	f := fleetWithQueue(t, 1)
+	c := open(t, quick(f.Addrs()...))
+	ctx, stop := context.WithCancel(within(t, 20*time.Second))
+	defer stop()
+	ends := map[string]error{
+		"long reject":  &client.Reject{Reason: strings.Repeat("r", 1000)},
+		"bytes reject": &client.Reject{Reason: "bad \xff"},
+		"cut":          errors.New("x" + strings.Repeat("ä", 150)),
+		"bytes":        errors.New("bad \xff"),
+	}
+	for body := range ends {
+		_, err := c.Publish(ctx, "q", client.Message{Body: []byte(body)})
+		require.NoError(t, err)
+	}
+	settled := make(chan client.Settled, 100)
+	go func() {
+		_ = c.Consume(ctx, "q", "g", func(_ context.Context, d *client.Delivery) error {
+			err := ends[string(d.Body)]
+			if d.Attempt > 1 {
+				return nil
+			}
+			return err
+		}, client.ConsumeOptions{AckTimeout: time.Second, OnSettled: func(_ *client.Delivery, s client.Settled) { settled <- s }})
+	}()
+	for range ends {
+		s := <-settled
+		require.Nil(t, s.Err)
+	}
+	dead, _, err := c.ListDeadLetters(ctx, "q", "g", 0, 10)
+	require.NoError(t, err)
+	require.Len(t, dead, 2)
+	for _, d := range dead {
+		require.LessOrEqual(t, len(d.Reason), 255)
+		require.True(t, utf8.ValidString(d.Reason))
+	}
+}
+
+// What cannot be sent is refused at once, and holds up nothing else.
+func TestNamesThatAreNoText(t *testing.T) {
+	f := fleetWithQueue(t, 1)
+	c := open(t, quick(f.Addrs()...))
+	ctx := within(t, 10*time.Second)
+	refused := func(err error) {
+		t.Helper()
+		var e *code.Error
+		require.ErrorAs(t, err, &e)
+		require.Equal(t, code.EffectNone, e.Effect)
+		require.Contains(t, []code.Code{code.InvalidArgument, code.InvalidName}, e.Code)
+	}
+	began := time.Now()
+	_, err := c.Publish(ctx, "q", client.Message{Headers: []client.Header{{Name: "\xff"}}})
+	refused(err)
+	_, err = c.Publish(ctx, "q\xff", client.Message{})
+	refused(err)
+	none := func(context.Context, *client.Delivery) error { return nil }
+	refused(c.Consume(ctx, "q", "g\xff", none, client.ConsumeOptions{}))
+	refused(c.Consume(ctx, "q", "g", none, client.ConsumeOptions{Consumer: "\xff"}))
+	require.Less(t, time.Since(began), 5*time.Second)
+	require.Zero(t, f.Calls("Publish"))
+	_, err = c.Publish(ctx, "q", client.Message{})
+	require.NoError(t, err)
+}
