@@ -167,30 +167,35 @@ func (h *RaftHost) installed(run *running) {
 	})
 }
 
-// applyOptions brings a shard that this host leads to the options that the catalog has for its queue.
-func (h *RaftHost) applyOptions(ctx context.Context, p catalog.Placement) error {
-	want, ok := h.Catalog().OptionsOf(p.Shard)
-	reader, has := h.Reader(p.Shard)
+// hasOptions says whether this host's replica of a shard has the options that v has for it, or there are none to have.
+func (h *RaftHost) hasOptions(v *catalog.View, shard uint64) bool {
+	want, ok := v.OptionsOf(shard)
+	reader, has := h.Reader(shard)
 	if !ok || !has {
-		return nil
+		return true
 	}
 	stored := reader.Meta().Options
 	want.Version = stored.Version
-	if want == stored && stored.Version > 0 {
+	return want == stored && stored.Version > 0
+}
+
+// applyOptions brings a shard that this host leads to the options that the catalog has for its queue.
+func (h *RaftHost) applyOptions(ctx context.Context, p catalog.Placement) error {
+	reader, has := h.Reader(p.Shard)
+	if !has || h.hasOptions(h.Catalog(), p.Shard) {
 		return nil
 	}
+	stored := reader.Meta().Options
 	// This host's view may be older than what the shard has: only the catalog itself may change it.
 	v, err := h.ReadCatalog(ctx)
 	if err != nil {
 		return err
 	}
-	if want, ok = v.OptionsOf(p.Shard); !ok {
+	if h.hasOptions(v, p.Shard) {
 		return nil
 	}
+	want, _ := v.OptionsOf(p.Shard)
 	want.Version = stored.Version
-	if want == stored && stored.Version > 0 {
-		return nil
-	}
 	stamp, err := h.Stamp(p.Shard)
 	if err != nil {
 		return err

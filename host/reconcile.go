@@ -72,7 +72,9 @@ func (h *RaftHost) reconcileLoop(ctx context.Context) {
 	c := &reconciler{h: h, slots: make(chan struct{}, itemsAtOnce), items: make(map[uint64]*item)}
 	for {
 		for _, p := range h.ownPlacements() {
-			c.visit(ctx, p.Shard)
+			if !c.rests(p) {
+				c.visit(ctx, p.Shard)
+			}
 		}
 		wait := h.cfg.ReconcileInterval
 		wait += time.Duration((rand.Float64() - 0.5) * 0.2 * float64(wait))
@@ -86,6 +88,15 @@ func (h *RaftHost) reconcileLoop(ctx context.Context) {
 		}
 		timer.Stop()
 	}
+}
+
+// rests says whether there is nothing to do for a shard, nor to say of it: what most shards of a round are.
+func (c *reconciler) rests(p catalog.Placement) bool {
+	c.mu.Lock()
+	it := c.items[p.Shard]
+	quiet := it != nil && !it.busy && it.text == "" && it.failures == 0
+	c.mu.Unlock()
+	return quiet && c.h.rests(p)
 }
 
 // visit has a shard worked on, by a goroutine of its own.
@@ -204,10 +215,9 @@ const complainAfter = 10 * time.Second
 
 // complain logs what a round said of a shard: once, and what may pass by itself only when it does not.
 func (c *reconciler) complain(shard uint64, it *item, err error) {
-	log := c.h.log.With(zap.Uint64("shard", shard))
 	if err == nil {
 		if it.said {
-			log.Info("shard is as the catalog has it")
+			c.h.log.Info("shard is as the catalog has it", zap.Uint64("shard", shard))
 		}
 		it.text, it.said = "", false
 		return
@@ -220,7 +230,7 @@ func (c *reconciler) complain(shard uint64, it *item, err error) {
 		return
 	}
 	it.said = true
-	log.Warn("shard is not as the catalog has it", zap.Error(err))
+	c.h.log.Warn("shard is not as the catalog has it", zap.Uint64("shard", shard), zap.Error(err))
 }
 
 // passes says whether err is of those that pass by themselves, like an election.
@@ -280,6 +290,33 @@ func (h *RaftHost) reconcileShard(ctx context.Context, p catalog.Placement) erro
 		err = errors.Join(err, h.planMoves(ctx))
 	}
 	return err
+}
+
+// rests says whether reconcileShard would find nothing to do. It asks nobody. What it does not know of does not rest.
+func (h *RaftHost) rests(p catalog.Placement) bool {
+	v := h.Catalog()
+	r, here := p.OnHost(h.cfg.HostID)
+	_, runs := h.SelfReplica(p.Shard)
+	_, moves := v.Move(p.Shard)
+	switch {
+	case p.Shard == catalog.ShardID:
+		return false
+	case here && r.State == catalog.ReplicaRemoved:
+		return true
+	case !here || !runs || moves || p.Deleted || r.State != catalog.ReplicaStarted:
+		return false
+	case r.Birth == catalog.BirthWitness:
+		return true
+	}
+	if leader, _ := h.ownLeader(p.Shard); leader != r.ID {
+		return h.leaders.of(p.Shard) != r.ID
+	}
+	for _, r := range p.Replicas {
+		if r.Birth == catalog.BirthWitness && !r.Member && !r.State.Gone() {
+			return false
+		}
+	}
+	return h.hasOptions(v, p.Shard)
 }
 
 // admitReplica decides whether a replica that does not run here may be started, and records that it will be. The first start takes a

@@ -237,7 +237,10 @@ func (v *View) Growths() []Growth {
 }
 
 // QueueByID returns a queue.
-func (v *View) QueueByID(id uint64) (Queue, bool) { return v.d.queueByID(id) }
+func (v *View) QueueByID(id uint64) (Queue, bool) {
+	q, ok := v.byQueue[id]
+	return q, ok
+}
 
 // AllShards returns a queue's shards by partition, with those that are not open yet behind.
 func (v *View) AllShards(q Queue) []uint64 {

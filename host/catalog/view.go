@@ -17,6 +17,7 @@ type View struct {
 	d       data
 	byHost  map[uint64][]uint64 // host → shards with a replica on it, ascending, deleted ones included
 	byToken map[[32]byte]uint64 // hash of an access token → its id
+	byQueue map[uint64]Queue    // by id
 }
 
 // Seal makes the view of the present version, if it is not made yet, and returns it. It must not run beside Apply.
@@ -49,7 +50,10 @@ func (s *State) Seal() *View {
 }
 
 func newView(d data) *View {
-	v := &View{d: d, byHost: make(map[uint64][]uint64), byToken: make(map[[32]byte]uint64)}
+	v := &View{d: d, byHost: make(map[uint64][]uint64), byToken: make(map[[32]byte]uint64), byQueue: make(map[uint64]Queue, len(d.queues))}
+	for _, q := range d.queues {
+		v.byQueue[q.ID] = q
+	}
 	for id, t := range d.accessTokens {
 		v.byToken[t.Hash] = id
 	}
@@ -126,7 +130,7 @@ func (v *View) QueueOfShard(shard uint64) (Queue, bool) {
 	if !ok || p.QueueID == 0 || p.Deleted {
 		return Queue{}, false
 	}
-	return v.d.queueByID(p.QueueID)
+	return v.QueueByID(p.QueueID)
 }
 
 // Placement returns where a shard's replicas live; also of a deleted shard, which it says.
