@@ -149,6 +149,15 @@ func (a *account) gaps() (publish, deliver time.Duration) {
 	return a.longestGap, a.longestDelivery
 }
 
+// stood are the longest times between two acknowledgements and between two acks since it was last asked.
+func (a *account) stood() (publish, ack time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	publish, ack = a.longestGap, a.longestAck
+	a.longestGap, a.longestAck = 0, 0
+	return publish, ack
+}
+
 // lengthen takes the time since last into the longest gap, and returns now.
 func lengthen(gap *time.Duration, last time.Time) time.Time {
 	now := time.Now()

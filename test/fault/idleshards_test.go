@@ -75,9 +75,14 @@ func idleShards(t *testing.T, f *fleet, profile string) {
 		ps, err := c.Publish(context.Background(), name, client.Message{Body: body})
 		require.NoError(t, err)
 		a.answered(id, client.Published{Err: ps[0].Err}) // addresses are a queue's own
-		ds, err := c.Receive(context.Background(), name, "", client.ReceiveOptions{})
-		require.NoError(t, err)
-		require.Len(t, ds, 1)
+		var ds []*client.Delivery
+		eventually(t, readyWithin, "queue "+name+" delivers its message", func() error {
+			ds, err = c.Receive(context.Background(), name, "", client.ReceiveOptions{})
+			if err == nil && len(ds) != 1 {
+				err = errNotYet
+			}
+			return err
+		})
 		n := a.got(ds[0].Body, 0, delivered{})
 		a.settling(n)
 		rs, err := c.Ack(context.Background(), name, "", ds[0].Receipt)

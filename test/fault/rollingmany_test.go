@@ -48,30 +48,38 @@ func TestFaultRollingMany(t *testing.T) {
 		t.Helper()
 		awaitAcksOfAll(t, books, 3*rateOfMany)
 	}
+	// still is how long each busy queue stood still since it was last asked.
+	still := func() string {
+		var publish, ack durations
+		for _, a := range books {
+			p, k := a.stood()
+			publish, ack = append(publish, p), append(ack, k)
+		}
+		return fmt.Sprintf("longest time between two acknowledgements %v; between two acks %v", publish, ack)
+	}
 	for _, h := range f.hosts {
 		flow()
+		t.Logf("before: %s", still())
 		began := time.Now()
 		h.stop()
 		stopped := time.Since(began)
 		flow()
+		measured(t, "host %d of %d shards stopped within %v: over %d busy queues, %s", h.id, len(names), stopped.Round(time.Millisecond), len(busy), still())
 		began = time.Now()
 		h.restart()
 		ready := time.Since(began)
 		f.awaitServed(h, names)
-		measured(t, "host %d of %d shards: stopped within %v, ready after %v, all replicas there after %v", h.id, len(names),
-			stopped.Round(time.Millisecond), ready.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+		served := time.Since(began)
+		flow()
+		measured(t, "host %d ready after %v, all replicas there after %v: %s", h.id, ready.Round(time.Millisecond), served.Round(time.Millisecond), still())
 	}
-	flow()
-	var publish, ack durations
 	for _, name := range busy {
 		stops[name][0]()
 		f.awaitFinished(name, "workers", readyWithin)
 		stops[name][1]()
 		s := books[name].verifyPart(t, name)
 		require.Zero(t, s.refused+s.unknown, "no publish fails")
-		publish, ack = append(publish, books[name].longestGap), append(ack, books[name].longestAck)
 	}
-	measured(t, "over %d busy queues: longest time between two acknowledgements %v; between two acks %v", len(busy), publish, ack)
 	for _, name := range names {
 		f.awaitConverged(name)
 	}
