@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,8 @@ import (
 
 	"go.uber.org/zap/zapcore"
 	"gopkg.in/yaml.v3"
+
+	"github.com/tierq/tierq/host/catalog"
 )
 
 // Role is what a host does for its shards.
@@ -96,6 +99,9 @@ type Config struct {
 	Log string `yaml:"log"`
 
 	wall func() time.Time // nil: the machine's; a test's
+
+	// growthAt, if not nil, is called by a test's host that drives a growth, at each of its steps.
+	growthAt func(ctx context.Context, host uint64, step growthStep, g catalog.Growth)
 }
 
 // LoadConfig reads and validates a host's file.

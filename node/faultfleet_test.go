@@ -42,6 +42,7 @@ type layoutOf struct {
 	full, witnesses int
 	tls             bool
 	adjust          func(*host.Config)
+	config          func(*Config)
 }
 
 // fleetTick is the tick of fault fleets: an election timeout is 300 ms, to twice that.
@@ -100,6 +101,9 @@ func (f *faultFleet) lay(l layoutOf) {
 		if ca != nil {
 			c.TLS = &TLSFiles{}
 			c.TLS.Cert, c.TLS.Key, c.TLS.CA = ca.Files(filepath.Join(dir, "certs-"+itoa(h.ID)), time.Hour, "127.0.0.1")
+		}
+		if l.config != nil {
+			l.config(&c)
 		}
 		f.configs = append(f.configs, c)
 	}

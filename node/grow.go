@@ -106,6 +106,7 @@ func (d *driver) advance(ctx context.Context, queueID uint64) error {
 			return nil
 		}
 		ctx := api.WithTenant(ctx, q.Tenant)
+		d.at(ctx, growthBegun, g)
 		if err := d.n.servesAll(g.Shards); err != nil {
 			return err
 		}
@@ -117,10 +118,11 @@ func (d *driver) advance(ctx context.Context, queueID uint64) error {
 		if !level {
 			continue
 		}
-		event := catalog.GrowthOpened
+		event, step := catalog.GrowthOpened, growthOpening
 		if g.Opened {
-			event = catalog.GrowthFinished
+			event, step = catalog.GrowthFinished, growthFinishing
 		}
+		d.at(ctx, step, g)
 		r, err := d.n.raft.ProposeCatalog(ctx, &catalog.GrowthReport{QueueID: q.ID, Growth: g.ID(), Event: event})
 		if err == nil {
 			err = r.Err()
@@ -131,6 +133,21 @@ func (d *driver) advance(ctx context.Context, queueID uint64) error {
 		d.n.log.Info("queue grows", zap.String("queue", q.Name), zap.Int("partitions", all), zap.Bool("finished", g.Opened))
 	}
 	return nil
+}
+
+// growthStep is a step of a growth's driver, between which a host may end.
+type growthStep string
+
+const (
+	growthBegun     growthStep = "begun"     // the catalog has its shards
+	growthOpening   growthStep = "opening"   // the groups are in them: the catalog is to open them
+	growthFinishing growthStep = "finishing" // they are open, and the groups were looked at again: the catalog is to forget the growth
+)
+
+func (d *driver) at(ctx context.Context, s growthStep, g catalog.Growth) {
+	if at := d.n.cfg.growthAt; at != nil {
+		at(ctx, d.n.id, s, g)
+	}
 }
 
 // servesAll returns nil once every shard has a leader and all its voters.

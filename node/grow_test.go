@@ -17,7 +17,7 @@ import (
 )
 
 // A queue of one partition grows to four while it is published into and groups are made and deleted: every message is in every group,
-// once. Crashes of the driver are in the model of node/api (TestGroupsWhileGrowing).
+// once. Drivers that stop are in TestGrowWhileDriversStop, and in the model of node/api (TestGroupsWhileGrowing).
 func TestGrow(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short opens no fleet")
