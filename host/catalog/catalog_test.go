@@ -330,7 +330,7 @@ func drawCommand(t *rapid.T) Command {
 	case 11:
 		return &MoveReport{Shard: small("shard"), To: queue.ReplicaID(small("replica")), Event: MoveEvent(small("event"))}
 	case 12:
-		return &GrowQueue{Name: name, ExpectedID: small("id"), Partitions: uint32(small("partitions"))}
+		return &GrowQueue{Name: name, ExpectedID: small("id"), Partitions: uint32(small("partitions")), NowMs: small("now")}
 	case 13:
 		return &GrowthReport{QueueID: small("id"), Growth: small("growth") + FirstQueueShard, Event: GrowthEvent(small("event"))}
 	default:
@@ -380,6 +380,8 @@ func golden() map[string][]byte {
 		"grow-queue":        Encode(&GrowQueue{Tenant: "default", Name: "orders", ExpectedID: 4, Partitions: 3}),
 		"growth-report":     Encode(&GrowthReport{QueueID: 4, Growth: 8, Event: GrowthCancelled}),
 		"view-growth":       EncodeView(goldenGrowth(v)),
+		"grow-queue-begun":  Encode(&GrowQueue{Tenant: "default", Name: "orders", ExpectedID: 4, Partitions: 3, NowMs: 5}),
+		"view-growth-begun": EncodeView(goldenGrowthBegun(v)),
 	}
 }
 

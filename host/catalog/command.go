@@ -220,7 +220,7 @@ func (d *decoder) command(tag uint8) Command {
 	case tagRevokeAccessToken:
 		return &RevokeAccessToken{ID: d.u64()}
 	case tagGrowQueue:
-		return &GrowQueue{Tenant: d.str(), Name: d.str(), ExpectedID: d.u64(), Partitions: d.u32()}
+		return d.growQueue()
 	case tagGrowthReport:
 		return &GrowthReport{QueueID: d.u64(), Growth: d.u64(), Event: GrowthEvent(d.u8())}
 	case tagStartMove:

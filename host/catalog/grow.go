@@ -15,6 +15,7 @@ import (
 type Growth struct {
 	QueueID uint64
 	Opened  bool
+	BegunMs uint64   // Unix time, by the clock of the host that asked for it; 0: not known
 	Shards  []uint64 // of the new partitions, which follow the others, in their order
 }
 
@@ -31,6 +32,7 @@ type GrowQueue struct {
 	Tenant, Name string
 	ExpectedID   uint64 // never 0: a late copy must not grow another queue of the name
 	Partitions   uint32
+	NowMs        uint64 // Unix time; 0: not known
 }
 
 // GrowthEvent is what has come of a growth. Part of the format; do not renumber.
@@ -61,6 +63,43 @@ func (c *GrowQueue) encode(e *encoder) {
 	e.str(c.Name)
 	e.u64(c.ExpectedID)
 	e.u32(c.Partitions)
+	if c.NowMs != 0 { // left out, it is the encoding of before there was one
+		e.u64(c.NowMs)
+	}
+}
+
+func (d *decoder) growQueue() *GrowQueue {
+	c := &GrowQueue{Tenant: d.str(), Name: d.str(), ExpectedID: d.u64(), Partitions: d.u32()}
+	if d.err == nil && len(d.b) > 0 {
+		if c.NowMs = d.u64(); c.NowMs == 0 {
+			d.err = errMalformed
+		}
+	}
+	return c
+}
+
+// growthsBegun are the times of the growths that have one, by queue id.
+func (d *data) growthsBegun() map[uint64]uint64 {
+	out := map[uint64]uint64{}
+	for id, g := range d.growths {
+		if g.BegunMs != 0 {
+			out[id] = g.BegunMs
+		}
+	}
+	return out
+}
+
+// setGrowthsBegun is the inverse; false if one is of no growth, or none.
+func (d *data) setGrowthsBegun(times map[uint64]uint64) bool {
+	for id, ms := range times {
+		g, ok := d.growths[id]
+		if !ok || ms == 0 {
+			return false
+		}
+		g.BegunMs = ms
+		d.growths[id] = g
+	}
+	return true
 }
 
 func (c *GrowthReport) encode(e *encoder) {
@@ -127,7 +166,7 @@ func (s *State) growQueue(c *GrowQueue, r *Result) (bool, *refusal) {
 	if refused != nil {
 		return false, refused
 	}
-	g = Growth{QueueID: q.ID}
+	g = Growth{QueueID: q.ID, BegunMs: c.NowMs}
 	for i, members := range placed {
 		p := Placement{Shard: s.d.nextShard, QueueID: q.ID, Partition: have + uint32(i), Replicas: members}
 		s.d.nextShard++

@@ -18,6 +18,38 @@ func goldenGrowth(v *View) *View {
 	return newView(d)
 }
 
+// goldenGrowthBegun is one of whose growths it is known when it began.
+func goldenGrowthBegun(v *View) *View {
+	v = goldenGrowth(v)
+	g := v.d.growths[4]
+	g.BegunMs = 5
+	v.d.growths[4] = g
+	return v
+}
+
+func TestGrowthBegun(t *testing.T) {
+	s := fleet(t, HostFull, HostFull, HostFull)
+	q := apply(t, s, &CreateQueue{OperationID: 1, Name: "orders", Options: defaults(), Replicas: 3}, code.OK).Queue
+	c := &GrowQueue{Name: "orders", ExpectedID: q.ID, Partitions: 3, NowMs: 7}
+	apply(t, s, c, code.OK)
+	c.NowMs = 9
+	apply(t, s, c, code.OK) // the same again changes nothing
+	v, err := DecodeView(EncodeView(s.Seal()))
+	require.NoError(t, err)
+	g, _ := v.Growth(q.ID)
+	require.EqualValues(t, 7, g.BegunMs)
+	apply(t, s, &GrowthReport{QueueID: q.ID, Growth: g.ID(), Event: GrowthOpened}, code.OK)
+	g, _ = s.Seal().Growth(q.ID)
+	require.EqualValues(t, 7, g.BegunMs)
+	apply(t, s, &GrowthReport{QueueID: q.ID, Growth: g.ID(), Event: GrowthFinished}, code.OK)
+	require.Empty(t, s.d.growthsBegun())
+	b := Encode(c)
+	_, err = Decode(b[:len(b)-8])
+	require.NoError(t, err, "of before there was a time")
+	_, err = Decode(append(b[:len(b)-8], make([]byte, 8)...))
+	require.Error(t, err, "one value has one encoding")
+}
+
 // grownQueue is a fleet of four with a queue of one partition that grows to three.
 func grownQueue(t testing.TB) (*State, Queue, Growth) {
 	s := fleet(t, HostFull, HostFull, HostFull, HostFull)

@@ -17,6 +17,7 @@ const (
 	sectionAccessTokens = 17
 	sectionTenantBytes  = 18
 	sectionGrowths      = 24
+	sectionGrowthsBegun = 25
 )
 
 // section is one of them, encoded.
@@ -37,6 +38,7 @@ func (d *data) sections() []section {
 		{sectionAccessTokens, list(d.accessTokens, func(e *encoder, _ uint64, t AccessToken) { e.accessToken(t) })},
 		{sectionTenantBytes, list(d.tenantBytes(), func(e *encoder, id, v uint64) { e.u64(id); e.u64(v) })},
 		{sectionGrowths, list(d.growths, func(e *encoder, _ uint64, g Growth) { e.growth(g) })},
+		{sectionGrowthsBegun, list(d.growthsBegun(), func(e *encoder, id, v uint64) { e.u64(id); e.u64(v) })},
 	}
 	return slices.DeleteFunc(all, func(s section) bool { return s.body == nil })
 }
@@ -111,6 +113,12 @@ func (d *decoder) section(tag uint16, out *data) {
 		}
 	case sectionGrowths:
 		unlist(d, growthBytes, out.growths, func() (uint64, Growth) { g := d.growth(); return g.QueueID, g })
+	case sectionGrowthsBegun:
+		times := map[uint64]uint64{}
+		unlist(d, 16, times, func() (uint64, uint64) { return d.u64(), d.u64() })
+		if d.err == nil && !out.setGrowthsBegun(times) {
+			d.err = errMalformed
+		}
 	default:
 		d.err = errMalformed
 	}
