@@ -103,7 +103,11 @@ func Authorize(bearers Bearers, onRefusal func(code.Code), next http.Handler) ht
 				_ = errs.Write(w, r, toConnect(refused))
 				return
 			}
-			http.Error(w, refused.Error(), http.StatusUnauthorized)
+			status := http.StatusUnauthorized
+			if refused.Code == code.NotPermitted {
+				status = http.StatusForbidden
+			}
+			http.Error(w, refused.Error(), status)
 			return
 		}
 		next.ServeHTTP(w, r.WithContext(WithTenant(r.Context(), caller.Tenant)))

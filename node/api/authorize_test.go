@@ -98,3 +98,15 @@ func TestBadTokens(t *testing.T) {
 		require.NotContains(t, w.Body.String(), "secret")
 	}
 }
+
+// Whoever asks in another protocol than those of the API gets the status alone.
+func TestRefusalsOverPlainHTTP(t *testing.T) {
+	h := Authorize(func(token string) (Caller, bool) { return Caller{"acme", RoleProduce}, token == "good" }, func(code.Code) {}, http.NotFoundHandler())
+	for header, want := range map[string]int{"": http.StatusUnauthorized, "Bearer bad": http.StatusUnauthorized, "Bearer good": http.StatusForbidden} {
+		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		r.Header.Set("Authorization", header)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		require.Equal(t, want, w.Code, header)
+	}
+}

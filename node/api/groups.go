@@ -213,6 +213,7 @@ func receive(m *tierqv1.ReceiveRequest) (Receive, error) {
 	if r.MaxBytes == 0 {
 		r.MaxBytes = 4 << 20
 	}
+	r.MaxBytes = min(r.MaxBytes, maxReceiveBytes)
 	if m.WaitMs != nil {
 		r.Wait = time.Duration(m.GetWaitMs()) * time.Millisecond
 	}
@@ -223,13 +224,21 @@ func receive(m *tierqv1.ReceiveRequest) (Receive, error) {
 		return r, code.New(code.InvalidArgument, "consumer: %d bytes, at most %d are allowed", len(r.Consumer), queue.MaxNameBytes)
 	}
 	if m.LeaseMs != nil {
-		if m.GetLeaseMs() > uint64(maxLease.Milliseconds()) {
-			return r, code.New(code.InvalidArgument, "lease_ms: %d, at most %d (12 h) are allowed", m.GetLeaseMs(), maxLease.Milliseconds())
+		if err := withinLease("lease_ms", m.GetLeaseMs()); err != nil {
+			return r, err
 		}
 		lease := time.Duration(m.GetLeaseMs()) * time.Millisecond
 		r.Lease = &lease
 	}
 	return r, nil
+}
+
+// withinLease refuses a lease, or a delay of a nack, that is too long.
+func withinLease(field string, ms uint64) error {
+	if limit := uint64(maxLease.Milliseconds()); ms > limit {
+		return code.New(code.InvalidArgument, "%s: %d, at most %d (12 h) are allowed", field, ms, limit)
+	}
+	return nil
 }
 
 func protoMessage(d Delivery, partition Partition) *tierqv1.Message {
@@ -267,8 +276,8 @@ func (s groupService) Nack(ctx context.Context, req *connect.Request[tierqv1.Nac
 	m := req.Msg
 	r := Settle{Kind: SettleNack, Queue: m.GetQueue(), Partition: m.Partition, Group: m.GetGroup(), Receipts: m.GetReceipts(), Reason: m.GetReason()}
 	if m.DelayMs != nil {
-		if m.GetDelayMs() > uint64(maxLease.Milliseconds()) {
-			return nil, code.New(code.InvalidArgument, "delay_ms: %d, at most %d (12 h) are allowed", m.GetDelayMs(), maxLease.Milliseconds())
+		if err := withinLease("delay_ms", m.GetDelayMs()); err != nil {
+			return nil, err
 		}
 		d := time.Duration(m.GetDelayMs()) * time.Millisecond
 		r.Delay = &d
@@ -288,8 +297,8 @@ func (s groupService) Reject(ctx context.Context, req *connect.Request[tierqv1.R
 
 func (s groupService) Extend(ctx context.Context, req *connect.Request[tierqv1.ExtendRequest]) (*connect.Response[tierqv1.SettleResponse], error) {
 	m := req.Msg
-	if m.GetLeaseMs() > uint64(maxLease.Milliseconds()) {
-		return nil, code.New(code.InvalidArgument, "lease_ms: %d, at most %d (12 h) are allowed", m.GetLeaseMs(), maxLease.Milliseconds())
+	if err := withinLease("lease_ms", m.GetLeaseMs()); err != nil {
+		return nil, err
 	}
 	return s.settle(ctx, Settle{Kind: SettleExtend, Queue: m.GetQueue(), Partition: m.Partition, Group: m.GetGroup(), Receipts: m.GetReceipts(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond})
 }

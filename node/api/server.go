@@ -28,7 +28,9 @@ const (
 	maxWait = 20 * time.Second
 	// maxReceive bounds the messages of one receive, maxSettle the receipts of one settle.
 	maxReceive = 1000
-	maxSettle  = 1000
+	// maxReceiveBytes bounds the bytes of one receive, but for the first message: an answer is held in memory here, and clients take 64 MiB.
+	maxReceiveBytes = 32 << 20
+	maxSettle       = 1000
 )
 
 // Server serves tierq.v1 over a Backend. Forward is nil on the peer API: there a call that belongs elsewhere is

@@ -127,6 +127,10 @@ func TestReceiveDefaults(t *testing.T) {
 	require.Equal(t, 1, got.Max)
 	require.EqualValues(t, 5e9, got.Wait)
 	require.Nil(t, got.Lease)
+	require.Equal(t, 4<<20, got.MaxBytes)
+	status, _ = post(t, s, "GroupService/Receive", `{"queue":"q","maxBytes":4294967295}`)
+	require.Equal(t, http.StatusOK, status)
+	require.Equal(t, 32<<20, got.MaxBytes, "an answer is held in memory, and clients take 64 MiB")
 	for _, body := range []string{`{"queue":"q","maxMessages":1001}`, `{"queue":"q","waitMs":20001}`, `{"queue":"q","leaseMs":"43200001"}`} {
 		status, _ := post(t, s, "GroupService/Receive", body)
 		require.Equal(t, http.StatusBadRequest, status, body)

@@ -250,14 +250,18 @@ func (s queueService) split(m *tierqv1.PublishRequest, q *QueueInfo) []*publishP
 	return out
 }
 
-// joinPublish puts the answers of a split batch together. A batch of which nothing was answered fails as a whole.
+// joinPublish puts the answers of a split batch together. A batch of which nothing was answered fails as a whole, and its outcome is unknown
+// if that of a part is.
 func joinPublish(parts []*publishPart, n int) (*tierqv1.PublishResponse, error) {
 	out := &tierqv1.PublishResponse{Results: make([]*tierqv1.PublishResult, n)}
 	var failed error
+	unknown := false
 	for _, p := range parts {
 		if p.err != nil {
-			failed = cmp.Or(failed, p.err)
 			e := detailOf(p.err)
+			if maybe := e.GetEffect() == tierqv1.Effect_EFFECT_MAYBE; failed == nil || maybe && !unknown {
+				failed, unknown = p.err, maybe
+			}
 			for _, i := range p.places {
 				out.Results[i] = &tierqv1.PublishResult{Code: e.GetCode(), Name: e.GetName(), Text: e.GetText(), Partition: p.request.GetPartition()}
 			}

@@ -249,6 +249,19 @@ func TestPublishOverPartitionsRefused(t *testing.T) {
 	refused(batch("b", "b"), code.QueueFull)
 }
 
+// A batch of which no part is known to be stored, and one may be, is of unknown outcome: whoever repeats what is told to have no effect
+// would store that part twice.
+func TestSplitPublishOfUnknownOutcome(t *testing.T) {
+	none := &publishPart{request: &tierqv1.PublishRequest{}, places: []int{0}, err: &code.Error{Code: code.NoLeader, Effect: code.EffectNone}}
+	maybe := &publishPart{request: &tierqv1.PublishRequest{}, places: []int{1}, err: code.Maybe(code.QuorumLost, nil, "")}
+	for _, parts := range [][]*publishPart{{none, maybe}, {maybe, none}} {
+		_, err := joinPublish(parts, 2)
+		require.Equal(t, tierqv1.Effect_EFFECT_MAYBE, detailOf(err).GetEffect())
+	}
+	_, err := joinPublish([]*publishPart{none, none}, 2)
+	require.Equal(t, tierqv1.Effect_EFFECT_NONE, detailOf(err).GetEffect())
+}
+
 // A receive serves what is at home here and names the other homes; what waits is answered by whichever comes first.
 func TestReceiveFromAny(t *testing.T) {
 	one, _, _, c := twoHosts(t)

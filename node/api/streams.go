@@ -31,8 +31,9 @@ const (
 	defaultWindowBytes    = 2 << 20
 	maxWindowMessages     = 10_000
 	maxWindowBytes        = 64 << 20
-	// pushBatch bounds the messages of one push, settlePipeline the settles of one stream that are in flight.
+	// pushBatch and pushBytes bound the messages of one push, settlePipeline the settles of one stream that are in flight.
 	pushBatch      = 256
+	pushBytes      = 4 << 20
 	settlePipeline = 64
 	// pushWait is the long poll behind a stream. The consumer does not see its end, unless no leader is known then: a consumer
 	// of a home that is cut off from the fleet is told so within this time.
@@ -290,7 +291,7 @@ func (c *consumer) push(ctx context.Context) error {
 			return nil
 		}
 		r := c.receive
-		r.Max, r.MaxBytes = min(n, pushBatch), b
+		r.Max, r.MaxBytes = min(n, pushBatch), min(b, pushBytes)
 		call, cancel := context.WithTimeout(ctx, pushWait+longPollSlack)
 		ds, _, err := c.s.backend.Receive(call, r)
 		cancel()
@@ -510,6 +511,9 @@ func (c *consumer) settleResults(ctx context.Context, m *tierqv1.ConsumeSettle) 
 	kind, ok := settleKinds[m.GetKind()]
 	if !ok {
 		return nil, code.New(code.InvalidArgument, "settle.kind: %q: use ack, nack, release, reject or extend", m.GetKind())
+	}
+	if err := errors.Join(withinLease("settle.lease_ms", m.GetLeaseMs()), withinLease("settle.delay_ms", m.GetDelayMs())); err != nil {
+		return nil, err
 	}
 	r := Settle{Kind: kind, Queue: c.receive.Queue, Partition: c.receive.Partition, Group: c.receive.Group, Receipts: m.GetReceipts(), Reason: m.GetReason(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond}
 	if m.DelayMs != nil {

@@ -15,7 +15,8 @@ type ClaimOptions struct {
 	Consumer string
 	// MinIdle is how long ago a lease was handed out, extended, or taken over from another home: 0 to 12 h.
 	MinIdle time.Duration
-	// Max is 1 to 1,000; 0 means 1. MaxBytes bounds the bodies; 0 means 4 MiB, and one message comes whatever its size.
+	// Max is 1 to 1,000; 0 means 1. MaxBytes bounds the bodies; 0 means 4 MiB, hosts give no more than 32 MiB, and one message comes
+	// whatever its size.
 	Max, MaxBytes int
 	// Lease overrides the group's; 0 keeps it.
 	Lease time.Duration

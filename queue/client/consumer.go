@@ -18,7 +18,7 @@ const NoWait time.Duration = -1
 type ReceiveOptions struct {
 	// Max is 1 to 1,000; 0 means 1.
 	Max int
-	// MaxBytes bounds the bodies; 0 means 4 MiB. At least one message is returned whatever its size.
+	// MaxBytes bounds the bodies; 0 means 4 MiB, and hosts give no more than 32 MiB. At least one message is returned whatever its size.
 	MaxBytes int
 	// Wait is the long poll, at most 20 s; 0 means 5 s, NoWait returns at once.
 	Wait time.Duration

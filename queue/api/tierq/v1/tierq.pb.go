@@ -3031,7 +3031,7 @@ type ReceiveRequest struct {
 	Group string `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	// 1 to 1,000; 0 means 1.
 	MaxMessages uint32 `protobuf:"varint,3,opt,name=max_messages,json=maxMessages,proto3" json:"max_messages,omitempty"`
-	// 0 means 4 MiB. At least one message is returned whatever its size.
+	// 0 means 4 MiB; more than 32 MiB are taken for that. At least one message is returned whatever its size.
 	MaxBytes uint32 `protobuf:"varint,4,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	// Long poll: up to 20,000; absent means 5,000; 0 returns at once.
 	WaitMs *uint32 `protobuf:"varint,5,opt,name=wait_ms,json=waitMs,proto3,oneof" json:"wait_ms,omitempty"`
@@ -3442,7 +3442,7 @@ type ClaimIdleRequest struct {
 	MinIdleMs uint64 `protobuf:"varint,4,opt,name=min_idle_ms,json=minIdleMs,proto3" json:"min_idle_ms,omitempty"`
 	// 1 to 1,000; 0 means 1. Those idle longest come first.
 	MaxMessages uint32 `protobuf:"varint,5,opt,name=max_messages,json=maxMessages,proto3" json:"max_messages,omitempty"`
-	// 0 means 4 MiB. At least one message is claimed whatever its size.
+	// 0 means 4 MiB; more than 32 MiB are taken for that. At least one message is claimed whatever its size.
 	MaxBytes uint32 `protobuf:"varint,6,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
 	// Overrides the group's lease: 0 to 12 h.
 	LeaseMs *uint64 `protobuf:"varint,7,opt,name=lease_ms,json=leaseMs,proto3,oneof" json:"lease_ms,omitempty"`
