@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	_ "unsafe" // for go:linkname
 
 	"github.com/lni/dragonboat/v4/config"
 	"github.com/lni/dragonboat/v4/raftio"
@@ -16,7 +15,7 @@ import (
 	"github.com/tierq/tierq/queue"
 )
 
-// transports makes the transport: raftnet with TLS, else the engine's own on plain TCP. One rule is added to either: a witness
+// transports makes the transport: raftnet, with TLS or over plain TCP in the engine's own format. One rule is added to either: a witness
 // is not told of entries before the other full replica, as long as that one is in sync.
 //
 // In a shard of two full replicas and a witness, the leader and the witness are a majority, and the witness, whose
@@ -29,16 +28,13 @@ import (
 // Raft allows any message to be late, so holding one back changes nothing that it relies on.
 type transports struct{ h *RaftHost }
 
-//go:linkname newTCPTransport github.com/lni/dragonboat/v4/internal/transport.NewTCPTransport
-func newTCPTransport(nhc config.NodeHostConfig, requests raftio.MessageHandler, chunks raftio.ChunkHandler) raftio.ITransport
-
 // Create implements config.TransportFactory.
 func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHandler, chunks raftio.ChunkHandler) raftio.ITransport {
 	gate := &gatekeeper{fleet: t.h.fleetName, deployment: nhc.GetDeploymentID(), log: t.h.log}
 	requests, chunks = gate.messages(requests), gate.chunks(chunks)
 	var under raftio.ITransport
 	if t.h.cfg.TLS == nil {
-		under = newTCPTransport(nhc, requests, chunks)
+		under = raftnet.NewPlain(nhc.GetListenAddress(), t.h.log, requests, chunks)
 	} else {
 		under = raftnet.New(raftnet.Options{Listen: nhc.GetListenAddress(), TLS: t.h.cfg.TLS, Logger: t.h.log, CheckSource: t.h.checkSource, CheckTarget: t.h.checkTarget}, requests, chunks)
 	}

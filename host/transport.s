@@ -1,1 +1,1 @@
-// Empty: it lets the compiler accept the body-less function in transport.go.
+// Empty: it lets the compiler accept the body-less function in plain_test.go.

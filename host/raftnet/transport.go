@@ -1,6 +1,6 @@
-// Package raftnet carries the Raft engine's messages and snapshot chunks between hosts, over TCP with mutual TLS. It takes
-// the place of the engine's own transport, which reads its certificates once, and ends the process when a connection cannot
-// be accepted.
+// Package raftnet carries the Raft engine's messages and snapshot chunks between hosts, over TCP with mutual TLS, or plain
+// (plain.go). It takes the place of the engine's own transport, which reads its certificates once, and ends the process when a
+// connection cannot be accepted. What follows is of TLS.
 //
 // A connection carries frames one way, from who made it; the answer to the end of a stream of chunks is the only thing that comes
 // back. So an end of the connection is seen at once, by a read that waits for it, and the next send fails. Each write and
