@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -60,8 +61,17 @@ var journalMagic = []byte("TQREPL\x00\x01")
 // which start is under way. Its methods may be called from any goroutine.
 type journal struct {
 	mu       sync.Mutex
-	f        *os.File
+	f        appendFile
+	size     int64 // of its whole records
+	torn     error // the file ends in a part of a record that could not be taken away
 	replicas map[replicaKey]replicaRecord
+}
+
+// appendFile is what the journal needs of its file, which is opened for appending.
+type appendFile interface {
+	io.WriteCloser
+	Sync() error
+	Truncate(size int64) error
 }
 
 // openJournal reads the journal of a data directory, cuts a torn tail, and rewrites it in its shortest form. Starts that were under way
@@ -77,13 +87,15 @@ func openJournal(dir string, panicked bool) (*journal, error) {
 		return nil, err
 	}
 	j.judgeStarts(panicked)
-	if err := replaceFile(path, j.encode()); err != nil {
+	whole := j.encode()
+	if err := replaceFile(path, whole); err != nil {
 		return nil, fmt.Errorf("write the journal of replicas: %w", err)
 	}
-	j.f, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open the journal of replicas: %w", err)
 	}
+	j.f, j.size = f, int64(len(whole))
 	return j, nil
 }
 
@@ -181,11 +193,29 @@ func appendJournalRecord(b []byte, key replicaKey, s step, nonce uint64) []byte 
 	return binary.BigEndian.AppendUint32(b, crc32.Checksum(b[at:], crcTable))
 }
 
+// append writes one record whole, or nothing: a full disk may take a part of it, behind which every later record would be unreadable.
+func (j *journal) append(record []byte) error {
+	if j.torn != nil {
+		return j.torn
+	}
+	n, err := j.f.Write(record)
+	if err == nil {
+		j.size += int64(len(record))
+		return nil
+	}
+	if n > 0 {
+		if terr := j.f.Truncate(j.size); terr != nil {
+			j.torn = errors.Join(err, terr)
+		}
+	}
+	return err
+}
+
 // record writes a step. It is durable when record returns, but for stepStarting and stepUp.
 func (j *journal) record(key replicaKey, s step, nonce uint64) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if _, err := j.f.Write(appendJournalRecord(nil, key, s, nonce)); err != nil {
+	if err := j.append(appendJournalRecord(nil, key, s, nonce)); err != nil {
 		return fmt.Errorf("write the journal of replicas: %w", err)
 	}
 	if s != stepStarting && s != stepUp {

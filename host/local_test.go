@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/queue"
@@ -132,6 +133,42 @@ func TestJournal(t *testing.T) {
 	require.ErrorContains(t, err, "is not a journal")
 	require.EqualValues(t, 29, journalRecordBytes, "part of the format")
 	require.EqualValues(t, 1, binary.BigEndian.Uint16(journalMagic[6:]), "version 1")
+}
+
+// fullDisk takes so many bytes more.
+type fullDisk struct {
+	appendFile
+	room int
+}
+
+func (d *fullDisk) Write(b []byte) (int, error) {
+	n, err := d.appendFile.Write(b[:min(len(b), d.room)])
+	if d.room -= n; err == nil && n < len(b) {
+		err = unix.ENOSPC
+	}
+	return n, err
+}
+
+// A record of which a full disk took a part does not make those behind it unreadable.
+func TestJournalOnAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	j, err := openJournal(dir, false)
+	require.NoError(t, err)
+	a, b := replicaKey{1, 1}, replicaKey{2, 1}
+	disk := &fullDisk{j.f, journalRecordBytes + 7}
+	j.f = disk
+	require.NoError(t, j.record(a, stepBorn, 5))
+	require.ErrorIs(t, j.record(b, stepBorn, 6), unix.ENOSPC)
+	require.Zero(t, j.get(b))
+	disk.room = 1 << 20
+	require.NoError(t, j.record(a, stepStarted, 0))
+	require.NoError(t, j.record(b, stepBorn, 7))
+	require.NoError(t, j.close())
+	j, err = openJournal(dir, false)
+	require.NoError(t, err)
+	require.Equal(t, replicaRecord{nonce: 5, begun: true}, j.get(a))
+	require.Equal(t, replicaRecord{nonce: 7}, j.get(b))
+	require.NoError(t, j.close())
 }
 
 // testClock is a host's clocks, in the test's hands.
