@@ -443,6 +443,10 @@ func (s *service) ProposeCatalog(ctx context.Context, r *connect.Request[peerv1.
 }
 
 func (s *service) Report(_ context.Context, r *connect.Request[peerv1.ReportRequest]) (*connect.Response[peerv1.ReportResponse], error) {
+	// The handshake has checked who calls, by its certificate too: a host speaks for itself only.
+	if caller := r.Header().Get(hostHeader); caller != strconv.FormatUint(r.Msg.HostId, 10) {
+		return nil, ToConnect(code.New(code.WrongFleet, "host %s reports as host %d", caller, r.Msg.HostId))
+	}
 	needFull, err := s.p.takeReport(r.Msg, r.Peer().Addr)
 	if err != nil {
 		return nil, ToConnect(err)

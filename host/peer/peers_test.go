@@ -252,10 +252,16 @@ func TestReports(t *testing.T) {
 	_, ok = b.Reported(7, 8)
 	require.True(t, ok)
 
+	require.True(t, take(&peerv1.ReportRequest{HostId: 9, Sequence: 1, Shards: []*peerv1.ShardReport{{ShardId: 8}}}), "it builds on nothing")
+	_, err := a.Service(2).Report(t.Context(), connect.NewRequest(&peerv1.ReportRequest{HostId: 8, ProcessId: 1, Sequence: 1, Full: true}))
+	require.Equal(t, code.WrongFleet, codeOf(t, err).Code, "a host speaks for itself only")
+	alive, _ = b.Alive(8)
+	require.False(t, alive)
+
 	require.NoError(t, b.Close())
 	eventually(t, "the silence is noticed", func() bool { alive, since := a.Alive(2); return !alive && since >= 300*time.Millisecond })
 	require.Empty(t, a.ClockOffsets(), "a silent host's clock does not count")
-	_, err := a.Service(2).ReadCatalog(context.Background(), connect.NewRequest(&peerv1.ReadCatalogRequest{}))
+	_, err = a.Service(2).ReadCatalog(context.Background(), connect.NewRequest(&peerv1.ReadCatalogRequest{}))
 	e := codeOf(t, err)
 	require.Equal(t, code.Unavailable, e.Code)
 	require.Equal(t, code.EffectNone, e.Effect, "nothing was sent")

@@ -205,7 +205,7 @@ func (p *Peers) takeReport(r *peerv1.ReportRequest, from string) (needFull bool,
 	}
 	o.heard, o.catalog, o.low, o.skewed = time.Now(), r.CatalogVersion, r.LowSpace, r.ClockRefused
 	o.reported, o.from = o.heard, from
-	if !r.Full && (o.processID != r.ProcessId || o.sequence+1 != r.Sequence) {
+	if !r.Full && (o.shards == nil || o.processID != r.ProcessId || o.sequence+1 != r.Sequence) {
 		return true, nil
 	}
 	if r.Full {
