@@ -130,6 +130,7 @@ func (g *group) remove() {
 	g.waiters.failAll(g.unknown())
 	g.note()
 	g.disarm()
+	g.announce() // nobody pumps it any more
 	g.k.forget(g)
 }
 

@@ -432,6 +432,31 @@ func TestRescheduledBehindTheCursor(t *testing.T) {
 	})
 }
 
+// Calls that wait for the epoch are told at once that the group was deleted, whoever notices it.
+func TestDeletedWhileCallsWait(t *testing.T) {
+	bubble(t, 2, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		g, err := k.group("g")
+		require.NoError(t, err)
+		waits := make(chan error, 1)
+		go func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			waits <- g.awaitOr(within(time.Minute), true, func() (bool, error) { return false, g.enter() })
+		}()
+		pass(time.Second)
+		g.mu.Lock() // a command is applied, and a call comes before what follows the log has looked
+		p := r.replicas[0]
+		p.state.apply(99, &queue.Group{Op: queue.GroupDelete, ID: g.id, ExpectedEpoch: g.info.Epoch})
+		k.version.Add(1)
+		require.Error(t, g.enter())
+		g.mu.Unlock()
+		begun := r.boot()
+		require.Equal(t, code.UnknownGroup, refusal(t, <-waits))
+		require.Less(t, r.boot()-begun, time.Second)
+	})
+}
+
 // A receipt from before a recovery is refused, whatever its epoch.
 func TestReceiptFromBeforeARecovery(t *testing.T) {
 	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
