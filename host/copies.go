@@ -27,7 +27,7 @@ type copies struct {
 
 type shardCopies struct {
 	replicas map[uint64]*copyState // by replica id, without this host's own
-	changed  chan struct{}         // closed and replaced at every report
+	changed  chan struct{}         // closed at the next report; nil: nobody waits for it
 	toldTerm uint64                // the term of told
 	told     uint64                // the last index that a witness was sent by this host in toldTerm
 }
@@ -47,15 +47,24 @@ func newCopies() *copies { return &copies{shards: map[uint64]*shardCopies{}} }
 func (c *copies) shardLocked(shard uint64) *shardCopies {
 	s, ok := c.shards[shard]
 	if !ok {
-		s = &shardCopies{replicas: map[uint64]*copyState{}, changed: make(chan struct{})}
+		s = &shardCopies{replicas: map[uint64]*copyState{}}
 		c.shards[shard] = s
 	}
 	return s
 }
 
 func (s *shardCopies) signalLocked() {
-	close(s.changed)
-	s.changed = make(chan struct{})
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
+}
+
+func (s *shardCopies) waitLocked() <-chan struct{} {
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	return s.changed
 }
 
 // CopiesReported implements peer.Backend.
@@ -81,7 +90,36 @@ func (c *copies) report(hostID uint64, r peer.CopyReport, term, leaderApplied ui
 		st = &copyState{}
 		s.replicas[r.Replica] = st
 	}
-	st.host, st.report, st.at, st.present = hostID, r, time.Now(), true
+	st.host, st.present = hostID, true
+	st.takeLocked(r, term, leaderApplied)
+	s.signalLocked()
+}
+
+// marked takes what a replica has told beside a Raft message (marks.go). It counts only while its host's stream of reports is
+// open: else nothing would tell of its end.
+func (c *copies) marked(r peer.CopyReport, term, leaderApplied uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, ok := c.shards[r.Shard]
+	if !ok {
+		return
+	}
+	if st, ok := s.replicas[r.Replica]; ok && st.present {
+		st.takeLocked(r, term, leaderApplied)
+		s.signalLocked()
+	}
+}
+
+// takeLocked takes up a report. Reports come by two ways and may overtake one another: none takes back what another of its term, or of a
+// later one, has told, but for one that says that the log does not count (term 0).
+func (st *copyState) takeLocked(r peer.CopyReport, term, leaderApplied uint64) {
+	if was := st.report; r.Term != 0 && r.Term <= was.Term {
+		if r.Term < was.Term || r.Durable < was.Durable {
+			r.Term, r.Durable = was.Term, was.Durable
+		}
+		r.Applied = max(r.Applied, was.Applied)
+	}
+	st.report, st.at = r, time.Now()
 	if !st.inSync {
 		if st.rejoin == 0 {
 			st.rejoin = max(leaderApplied, 1)
@@ -91,7 +129,6 @@ func (c *copies) report(hostID uint64, r peer.CopyReport, term, leaderApplied ui
 			st.rejoin = 0
 		}
 	}
-	s.signalLocked()
 }
 
 func (c *copies) ended(hostID uint64) {
@@ -101,6 +138,7 @@ func (c *copies) ended(hostID uint64) {
 		for _, st := range s.replicas {
 			if st.host == hostID {
 				st.inSync, st.present, st.rejoin = false, false, 0
+				st.report = peer.CopyReport{} // another process may come back, with another disk
 			}
 		}
 		s.signalLocked()
@@ -128,7 +166,7 @@ func (c *copies) look(shard, term, index uint64) (have, may int, changed <-chan 
 	defer c.mu.Unlock()
 	s := c.shardLocked(shard)
 	have, may = s.countLocked(term, index)
-	return have, may, s.changed
+	return have, may, s.waitLocked()
 }
 
 func (s *shardCopies) countLocked(term, index uint64) (have, may int) {
@@ -186,6 +224,20 @@ func (c *copies) mayTell(shard, term, index uint64) bool {
 	}
 	s.tellLocked(term, index)
 	return true
+}
+
+// voters counts those of some full replicas that are in sync and have an index on disk.
+func (c *copies) voters(shard, term, index uint64, among func(replica uint64) bool) (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s, ok := c.shards[shard]; ok {
+		for id, st := range s.replicas {
+			if st.present && st.inSync && covers(st.report, term, index) && among(id) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // tell takes it that a witness is sent entries up to an index.
@@ -284,7 +336,7 @@ func (h *RaftHost) tellCopyTo(run *running, leader queue.ReplicaID) {
 		return
 	}
 	if host, ok := h.hostOf(run.shard, leader); ok && host != h.cfg.HostID {
-		h.peers.ReportCopy(host, run.copyReport())
+		h.peers.ReportCopy(host, run.copyReport(), run.marksFor(leader))
 	}
 }
 

@@ -115,7 +115,8 @@ type running struct {
 
 	hasWitness atomic.Bool   // the shard has one: copies are reported (G1)
 	applied    atomic.Uint64 // as the state machine last told
-	received   atomic.Uint64 // index of the newest snapshot that was received
+	received   atomic.Uint64 // index of the newest snapshot of which something was received
+	marked     atomic.Uint64 // the replica whose messages say that it reads marks (marks.go), as leader
 
 	lastMu              sync.Mutex
 	lastIndex, lastTerm uint64 // of the last durable entry

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/lni/dragonboat/v4/config"
 	"github.com/lni/dragonboat/v4/raftio"
@@ -31,7 +32,7 @@ type transports struct{ h *RaftHost }
 // Create implements config.TransportFactory.
 func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHandler, chunks raftio.ChunkHandler) raftio.ITransport {
 	gate := &gatekeeper{fleet: t.h.fleetName, deployment: nhc.GetDeploymentID(), log: t.h.log}
-	requests, chunks = gate.messages(requests), gate.chunks(chunks)
+	requests, chunks = gate.messages(t.h.readMarks(requests)), gate.chunks(t.h.noteInstalls(chunks))
 	var under raftio.ITransport
 	if t.h.cfg.TLS == nil {
 		under = raftnet.NewPlain(nhc.GetListenAddress(), t.h.log, requests, chunks)
@@ -42,6 +43,7 @@ func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHa
 		under = t.h.cfg.Faults.Raft(t.h.cfg.HostID, under, t.h.book.hostAt)
 	}
 	under = &signingTransport{under, t.h.fleetName}
+	under = &markingTransport{under, t.h}
 	under = &reconnecting{ITransport: under, ctx: t.h.ctx, process: t.h.processAt}
 	return &holdingTransport{ITransport: under, h: t.h}
 }
@@ -181,7 +183,11 @@ func (c *holdingConn) keep(m *raftpb.Message, batch raftpb.MessageBatch) bool {
 	return true
 }
 
-// release sends what is held for a shard, in order, as the other full replicas get it.
+// witnessPause is how long a witness is not told what is committed without it: it then costs one message, one sync and one answer
+// in that time, not two of each for every entry.
+const witnessPause = 20 * time.Millisecond
+
+// release sends what is held for a shard, in order, as the other full replicas get it, and not more often than needed.
 func (c *holdingConn) release(ctx context.Context, shard uint64) {
 	for {
 		c.mu.Lock()
@@ -194,6 +200,7 @@ func (c *holdingConn) release(ctx context.Context, shard uint64) {
 		first := queued[0]
 		c.mu.Unlock()
 		c.h.awaitCopies(ctx, shard, first.Term, lastOf(&first), true)
+		c.pause(ctx, &first)
 		err := ctx.Err() // at the end of the host nothing is let go that still had to wait
 		if err == nil {
 			err = c.send(c.take(shard))
@@ -207,6 +214,37 @@ func (c *holdingConn) release(ctx context.Context, shard uint64) {
 	}
 }
 
+// pause waits while a message's last entry needs no vote of the witness: enough other voters have it on disk.
+func (c *holdingConn) pause(ctx context.Context, m *raftpb.Message) {
+	p, _ := c.h.placement(m.ShardID)
+	voters := 0
+	for _, r := range p.Replicas {
+		if r.Votes() {
+			voters++
+		}
+	}
+	have := 1 + c.h.copies.voters(m.ShardID, m.Term, lastOf(m), func(id uint64) bool {
+		r, ok := p.Replica(queue.ReplicaID(id))
+		return ok && id != m.From && r.Votes()
+	})
+	if have > voters/2 {
+		pause(ctx, witnessPause)
+	}
+}
+
+// joined appends a message to those before it, as part of the last one where that has just what comes before.
+func joined(ms []raftpb.Message, m raftpb.Message) []raftpb.Message {
+	if n := len(ms); n > 0 {
+		last := &ms[n-1]
+		if last.To == m.To && last.From == m.From && last.Term == m.Term && m.LogIndex == lastOf(last) {
+			last.Entries = append(last.Entries, m.Entries...)
+			last.Commit = max(last.Commit, m.Commit)
+			return ms
+		}
+	}
+	return append(ms, m)
+}
+
 // take removes the first message and those behind it that need not wait either.
 func (c *holdingConn) take(shard uint64) raftpb.MessageBatch {
 	c.mu.Lock()
@@ -218,7 +256,9 @@ func (c *holdingConn) take(shard uint64) raftpb.MessageBatch {
 		n++
 	}
 	batch := c.like
-	batch.Requests = slices.Clone(queued[:n])
+	for _, m := range queued[:n] {
+		batch.Requests = joined(batch.Requests, m)
+	}
 	c.held[shard] = append(queued[:0:0], queued[n:]...)
 	return batch
 }

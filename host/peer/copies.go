@@ -26,6 +26,8 @@ const (
 	// everything is told again, which repairs whatever a report that got lost left behind.
 	copyAlive = 500 * time.Millisecond
 	copyAgain = 5 * time.Second
+	// copyPause is how long a report may wait for others that nobody waits for.
+	copyPause = 20 * time.Millisecond
 )
 
 // copySender tells one host about copies: what waits is one report a shard, so what moves while a send is under way
@@ -37,13 +39,14 @@ type copySender struct {
 	mu      sync.Mutex
 	waiting map[uint64]CopyReport
 	wake    chan struct{}
+	later   chan struct{} // something waits that may wait for copyPause
 }
 
 // ReportCopy tells a host about a replica of this one; it does not block. Reports of one shard are told in order, and
-// only the last of those that wait.
-func (p *Peers) ReportCopy(hostID uint64, r CopyReport) {
+// only the last of those that wait. One that may be late waits up to copyPause: the host knows what matters by another way.
+func (p *Peers) ReportCopy(hostID uint64, r CopyReport, late bool) {
 	if s := p.copySender(hostID); s != nil {
-		s.put(r)
+		s.put(r, late)
 	}
 }
 
@@ -55,7 +58,7 @@ func (p *Peers) copySender(hostID uint64) *copySender {
 	if ok || p.closed {
 		return s
 	}
-	s = &copySender{p: p, hostID: hostID, waiting: map[uint64]CopyReport{}, wake: make(chan struct{}, 1)}
+	s = &copySender{p: p, hostID: hostID, waiting: map[uint64]CopyReport{}, wake: make(chan struct{}, 1), later: make(chan struct{}, 1)}
 	p.copies[hostID] = s
 	p.tasks.Add(1)
 	go func() {
@@ -65,12 +68,31 @@ func (p *Peers) copySender(hostID uint64) *copySender {
 	return s
 }
 
-func (s *copySender) put(r CopyReport) {
+func (s *copySender) put(r CopyReport, late bool) {
 	s.mu.Lock()
 	s.waiting[r.Shard] = r
 	s.mu.Unlock()
+	wake := s.wake
+	if late {
+		wake = s.later
+	}
 	select {
-	case s.wake <- struct{}{}:
+	case wake <- struct{}{}:
+	default:
+	}
+}
+
+// pause waits for what comes in copyPause, unless something that may not wait does.
+func (s *copySender) pause(ctx context.Context) {
+	timer := time.NewTimer(copyPause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-s.wake:
+	case <-timer.C:
+	}
+	select {
+	case <-s.later: // it goes along
 	default:
 	}
 }
@@ -82,6 +104,7 @@ func (s *copySender) run() {
 	case <-ctx.Done():
 		return
 	case <-s.wake:
+	case <-s.later:
 	}
 	for {
 		err := s.stream(ctx)
@@ -120,6 +143,8 @@ func (s *copySender) stream(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.wake:
+		case <-s.later:
+			s.pause(ctx)
 		case <-ticker.C:
 		}
 	}
