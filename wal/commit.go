@@ -259,7 +259,7 @@ func (l *Log) writeBatch(f file, b *batch, waiters int) error {
 		return fmt.Errorf("wal: write %s at %d: %w", b.seg.path, b.off, err)
 	}
 	written := time.Now()
-	if err := promptly(f.Sync); err != nil {
+	if err := syncPromptly(f); err != nil {
 		return fmt.Errorf("wal: sync %s: %w", b.seg.path, err)
 	}
 	l.metrics.batchWritten(n, waiters, written.Sub(start), time.Since(written))

@@ -25,8 +25,8 @@ func sample(t testing.TB) (*crashFS, Options, *generator, *memoryLog) {
 	g.witness = true
 	m := newMemoryLog()
 	do := func(x op) {
-		require.NoError(t, x.apply(m), x.name)
-		require.NoError(t, x.apply(l), x.name)
+		require.NoError(t, x.apply(m), "%v", x)
+		require.NoError(t, x.apply(l), "%v", x)
 	}
 	// A slow shard, whose entries stay and have to be moved.
 	slow := replicaKey{9, 9}
@@ -37,7 +37,7 @@ func sample(t testing.TB) (*crashFS, Options, *generator, *memoryLog) {
 		}
 		ud := raftpb.Update{ShardID: slow.shardID, ReplicaID: slow.replicaID, State: raftpb.State{Term: 1, Commit: i/10 - 1},
 			EntriesToSave: []raftpb.Entry{{Index: i / 10, Term: 1, Cmd: bytes.Repeat([]byte{byte(i)}, 40_000)}}}
-		do(op{"slow", func(l raftio.ILogDB) error { return l.SaveRaftState([]raftpb.Update{ud}, 1) }})
+		do(op{"slow", []raftpb.Update{ud}, func(l raftio.ILogDB) error { return l.SaveRaftState([]raftpb.Update{ud}, 1) }})
 	}
 	require.Eventually(t, func() bool { // until something was freed
 		l.wakeReclaim()
@@ -48,16 +48,6 @@ func sample(t testing.TB) (*crashFS, Options, *generator, *memoryLog) {
 	require.NoError(t, l.Close())
 	g.keys = append(g.keys, slow)
 	return fs, o, g, m
-}
-
-// copyOf copies the file system, so that a flip in the copy leaves the original alone.
-func (fs *crashFS) copyOf() *crashFS {
-	c := newCrashFS()
-	for name, n := range fs.names {
-		m := &crashNode{data: append([]byte(nil), n.data...), dirty: map[int64]struct{}{}}
-		c.names[name], c.durable[name] = m, m
-	}
-	return c
 }
 
 // places returns, for every kind of place of every segment, one offset.
@@ -136,7 +126,7 @@ func TestFlippedBitIsFoundAndNamed(t *testing.T) {
 			kinds[kind] = true
 			what := fmt.Sprintf("%s of %s at %d", kind, name, at)
 			bad := fs.copyOf()
-			bad.names[name].data[at] ^= 0x10
+			bad.flip(name, at, 0x10)
 
 			rep, err := verify("/log", bad)
 			require.NoError(t, err, what)
@@ -183,7 +173,7 @@ func TestDamagedEntryNamesItsReplica(t *testing.T) {
 	name := fs.segmentNames()[0]
 	at := bytes.Index(fs.names[name].data, bytes.Repeat([]byte{3}, 20000))
 	require.Positive(t, at)
-	fs.names[name].data[at+100] ^= 1
+	fs.flip(name, int64(at)+100, 1)
 	l, err = openFS(o, fs)
 	require.NoError(t, err)
 	_, _, err = l.IterateEntries(nil, 0, 9, 4, 3, 4, noLimit)
@@ -231,16 +221,14 @@ func TestTornTailAgainstCorruption(t *testing.T) {
 	require.Equal(t, uint64(5), n)
 
 	fs, offs := build()
-	data := fs.names[fs.segmentNames()[0]].data
-	data[offs[4]+5000] ^= 1
+	fs.flip(fs.segmentNames()[0], offs[4]+5000, 1)
 	n, err = last(fs)
 	require.NoError(t, err)
 	require.Equal(t, uint64(4), n)
 
 	for _, at := range []int64{0, 40, 5000} {
 		fs, offs = build()
-		data = fs.names[fs.segmentNames()[0]].data
-		data[offs[2]+at] ^= 1
+		fs.flip(fs.segmentNames()[0], offs[2]+at, 1)
 		_, err = last(fs)
 		var c *CorruptionError
 		require.ErrorAs(t, err, &c)

@@ -71,12 +71,10 @@ func schedule(t *testing.T, seed int64, offAt int, crash *rand.Rand) int {
 			t.Fatalf("seed %d, power off at call %d: %s: %v", seed, offAt, what, err)
 		}
 	}
-	rng := rand.New(rand.NewSource(seed))
 	fs := newCrashFS()
 	fs.offAt = offAt
 	o := crashOptions(seed)
-	g := newGenerator(rng, 1+rng.Intn(4), []int{20, 400, 20000}[rng.Intn(3)])
-	g.witness = rng.Intn(4) == 0
+	g := newSeeded(seed)
 	before, after := newMemoryLog(), newMemoryLog()
 	l, err := openFS(o, fs)
 	if err != nil && offAt == 0 {
@@ -146,9 +144,9 @@ func TestPowerLossAfterKill(t *testing.T) {
 				step = 1
 			}
 			for at := 1 + int(seed)%step; at <= total; at += step {
+				k := runToKill(seed, at, at/step%3 == 0)
 				for _, off := range []int{0, 1 + at%7, 8 + at%50} {
-					k := killSchedule{seed: seed, killAt: at, offAt: off, forget: at/step%3 == 0}
-					require.NoError(t, k.run(), "seed %d, killed at call %d, power off at call %d of the next process (0: when it is open), %t",
+					require.NoError(t, k.run(off), "seed %d, killed at call %d, power off at call %d of the next process (0: when it is open), %t",
 						seed, at, off, k.forget)
 				}
 			}
@@ -156,56 +154,63 @@ func TestPowerLossAfterKill(t *testing.T) {
 	}
 }
 
-// killSchedule is one schedule of TestPowerLossAfterKill.
-type killSchedule struct {
+// killed is what a process leaves that was killed at a call of a schedule of TestPowerLossAfterKill.
+type killed struct {
 	seed   int64
-	killAt int
-	offAt  int  // the call of the second process at which the power goes off; 0 when it is open
-	forget bool // if the kill is at a Sync, it was one that failed
+	at     int  // the call
+	forget bool // if the call is a Sync, it is one that failed
+
+	fs            *crashFS
+	g             *generator
+	last          op         // was under way
+	before, after *memoryLog // without last, and with it
 }
 
-func (k *killSchedule) run() error {
-	rng := rand.New(rand.NewSource(k.seed))
-	fs := newCrashFS()
-	fs.offAt, fs.forget = k.killAt, k.forget
-	o := crashOptions(k.seed)
-	g := newGenerator(rng, 1+rng.Intn(4), []int{20, 400, 20000}[rng.Intn(3)])
-	g.witness = rng.Intn(4) == 0
-	before, after := newMemoryLog(), newMemoryLog()
-	l, err := openFS(o, fs)
-	last := op{"none", func(raftio.ILogDB) error { return nil }}
+// runToKill is the first process.
+func runToKill(seed int64, at int, forget bool) *killed {
+	k := &killed{seed: seed, at: at, forget: forget, fs: newCrashFS(), g: newSeeded(seed), before: newMemoryLog(), after: newMemoryLog()}
+	k.fs.offAt, k.fs.forget = at, forget
+	l, err := openFS(crashOptions(seed), k.fs)
+	k.last = op{what: "none", apply: func(raftio.ILogDB) error { return nil }}
 	for i := 0; err == nil && i < 250; i++ {
-		last = g.next()
-		err = last.both(l, before, after)
+		k.last = k.g.next()
+		err = k.last.both(l, k.before, k.after)
 	}
 	if l != nil {
 		_ = l.Close() // fails: it is dead
 	}
-	fs = fs.kill(k.offAt)
-	l, err = openFS(o, fs)
+	return k
+}
+
+// run is the second process, at whose call offAt the power goes off, or, if that is 0, when it is open; and what the third
+// one finds. It leaves k as it is.
+func (k *killed) run(offAt int) error {
+	o := crashOptions(k.seed)
+	fs, g, before, after := k.fs.copyOf().kill(offAt), k.g.clone(), k.before.clone(), k.after.clone()
+	l, err := openFS(o, fs)
 	if err == nil {
-		err = k.second(l, fs, g, last, before, after)
+		err = k.second(l, fs, g, before, after, offAt)
 		fs.powerOff()
 		_ = l.Close() // fails: the power is off
 	}
 	if err != nil && !errors.Is(err, errPowerOff) {
 		return fmt.Errorf("the second process: %w", err)
 	}
-	next := fs.crash(rand.New(rand.NewSource(k.seed*1_000_003 + int64(k.killAt)*64 + int64(k.offAt))))
+	next := fs.crash(rand.New(newSource(k.seed*1_000_003 + int64(k.at)*64 + int64(offAt))))
 	return sameAfterCrash(next, o, g.keys, before, after)
 }
 
-// second is the second process: it finds last whole or not at all, makes it again, and goes on.
-func (k *killSchedule) second(l *Log, fs *crashFS, g *generator, last op, before, after *memoryLog) error {
+// second finds k.last whole or not at all, makes it again, and goes on.
+func (k *killed) second(l *Log, fs *crashFS, g *generator, before, after *memoryLog, offAt int) error {
 	if err := sameAs(l, after, g.keys, true); err == nil {
 		before.replicas = after.clone().replicas
 	} else if err2 := sameAs(l, before, g.keys, true); err2 != nil {
 		return fmt.Errorf("with the last operation: %w; without it: %w", err, err2)
 	}
-	if k.offAt == 0 {
+	if offAt == 0 {
 		fs.powerOff()
 	}
-	if err := last.apply(l); err != nil {
+	if err := k.last.apply(l); err != nil {
 		return err
 	}
 	before.replicas = after.clone().replicas

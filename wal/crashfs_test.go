@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -19,7 +21,7 @@ type crashFS struct {
 	mu      sync.Mutex
 	names   map[string]*crashNode
 	durable map[string]*crashNode // names that survive
-	pending []func(map[string]*crashNode)
+	pending []nameChange
 	locks   map[string]bool
 
 	ops     int
@@ -38,10 +40,50 @@ const sectorBytes = 512
 // crashDir is the only directory: a SyncDir of another one says nothing about names in it.
 const crashDir = "/log"
 
+// nameChange takes a name away, unless it is empty, and then gives one, unless there is no node.
+type nameChange struct {
+	gone, name string
+	node       *crashNode
+}
+
+func (c nameChange) apply(names map[string]*crashNode) {
+	delete(names, c.gone)
+	if c.node != nil {
+		names[c.name] = c.node
+	}
+}
+
+// crashNode is a file. Its contents may be another node's, too, until it writes.
 type crashNode struct {
-	data    []byte
-	durable []byte
-	dirty   map[int64]struct{} // sectors
+	data, durable             []byte
+	dirty                     []bool // by sector; those behind its end are clean
+	dataShared, durableShared bool
+}
+
+// share returns a node with the same contents. Whichever of the two writes first copies them.
+func (n *crashNode) share() *crashNode {
+	n.dataShared, n.durableShared = true, true
+	return &crashNode{data: n.data, durable: n.durable, dirty: slices.Clone(n.dirty), dataShared: true, durableShared: true}
+}
+
+// ownData returns the node's data for writing, at least size bytes of it.
+func (n *crashNode) ownData(size int64) []byte {
+	n.data, n.dataShared = grown(n.data, size, n.dataShared), false
+	return n.data
+}
+
+// grown returns b with zeros behind it up to size, in memory of its own if b is shared.
+func grown(b []byte, size int64, shared bool) []byte {
+	more := int(max(size-int64(len(b)), 0))
+	switch {
+	case shared:
+		return append(make([]byte, 0, len(b)+more), b...)[:len(b)+more]
+	case more == 0:
+		return b
+	case len(b) == 0:
+		return make([]byte, more)
+	}
+	return append(b, make([]byte, more)...)
 }
 
 func newCrashFS() *crashFS {
@@ -69,9 +111,9 @@ func (fs *crashFS) after() error {
 	return nil
 }
 
-func (fs *crashFS) change(f func(map[string]*crashNode)) {
-	f(fs.names)
-	fs.pending = append(fs.pending, f)
+func (fs *crashFS) change(c nameChange) {
+	c.apply(fs.names)
+	fs.pending = append(fs.pending, c)
 }
 
 func (fs *crashFS) MkdirAll(string) error { return nil }
@@ -98,8 +140,8 @@ func (fs *crashFS) Create(name string) (file, error) {
 	if fs.names[name] != nil {
 		return nil, os.ErrExist
 	}
-	n := &crashNode{dirty: map[int64]struct{}{}}
-	fs.change(func(m map[string]*crashNode) { m[name] = n })
+	n := &crashNode{}
+	fs.change(nameChange{name: name, node: n})
 	if err := fs.after(); err != nil {
 		return nil, err
 	}
@@ -126,7 +168,7 @@ func (fs *crashFS) Rename(oldName, newName string) error {
 	if n == nil {
 		return os.ErrNotExist
 	}
-	fs.change(func(m map[string]*crashNode) { delete(m, oldName); m[newName] = n })
+	fs.change(nameChange{gone: oldName, name: newName, node: n})
 	return fs.after()
 }
 
@@ -139,7 +181,7 @@ func (fs *crashFS) Remove(name string) error {
 	if fs.names[name] == nil {
 		return os.ErrNotExist
 	}
-	fs.change(func(m map[string]*crashNode) { delete(m, name) })
+	fs.change(nameChange{gone: name})
 	return fs.after()
 }
 
@@ -152,8 +194,8 @@ func (fs *crashFS) SyncDir(dir string) error {
 	if dir != crashDir {
 		return fs.after()
 	}
-	for _, f := range fs.pending {
-		f(fs.durable)
+	for _, c := range fs.pending {
+		c.apply(fs.durable)
 	}
 	fs.pending = nil
 	return fs.after()
@@ -206,13 +248,7 @@ func (f *crashFile) WriteAt(p []byte, off int64) (int, error) {
 		return 0, err
 	}
 	f.fs.written += int64(len(p))
-	if need := off + int64(len(p)); need > int64(len(f.n.data)) {
-		f.n.data = append(f.n.data, make([]byte, need-int64(len(f.n.data)))...)
-	}
-	copy(f.n.data[off:], p)
-	for s := off / sectorBytes; s*sectorBytes < off+int64(len(p)); s++ {
-		f.n.dirty[s] = struct{}{}
-	}
+	f.n.write(p, off)
 	return len(p), f.fs.after()
 }
 
@@ -224,13 +260,12 @@ func (f *crashFile) Sync() error {
 	}
 	if f.fs.offAt > 0 && f.fs.ops == f.fs.offAt {
 		if f.fs.forget {
-			f.n.dirty = map[int64]struct{}{} // as after an I/O error: later syncs find nothing to write
+			clear(f.n.dirty) // as after an I/O error: later syncs find nothing to write
 		}
 		return errPowerOff // the sectors stay in doubt
 	}
 	f.fs.syncs++
-	f.n.persist(func(int64) bool { return true })
-	f.n.durable = append(f.n.durable, make([]byte, len(f.n.data)-len(f.n.durable))...)
+	f.n.persist()
 	return nil
 }
 
@@ -240,24 +275,47 @@ func (f *crashFile) Allocate(size int64) error {
 	if err := f.fs.step("allocate", f.name); err != nil {
 		return err
 	}
-	if n := size - int64(len(f.n.data)); n > 0 {
-		f.n.data = append(f.n.data, make([]byte, n)...)
-	}
+	f.n.ownData(size)
 	return f.fs.after()
 }
 
-func (n *crashNode) persist(keep func(sector int64) bool) {
-	for s := range n.dirty {
-		if !keep(s) {
-			continue
-		}
-		end := min((s+1)*sectorBytes, int64(len(n.data)))
-		if end > int64(len(n.durable)) {
-			n.durable = append(n.durable, make([]byte, end-int64(len(n.durable)))...)
-		}
-		copy(n.durable[s*sectorBytes:end], n.data[s*sectorBytes:end])
+func (n *crashNode) write(p []byte, off int64) {
+	end := off + int64(len(p))
+	copy(n.ownData(end)[off:], p)
+	sectors := (end + sectorBytes - 1) / sectorBytes
+	if more := int(sectors) - len(n.dirty); more > 0 {
+		n.dirty = append(n.dirty, make([]bool, more)...)
 	}
-	n.dirty = map[int64]struct{}{}
+	for s := off / sectorBytes; s < sectors; s++ {
+		n.dirty[s] = true
+	}
+}
+
+// persist makes the dirty sectors durable, and the size.
+func (n *crashNode) persist() {
+	n.durable, n.durableShared = grown(n.durable, int64(len(n.data)), n.durableShared), false
+	for s := 0; s < len(n.dirty); s++ {
+		from := s
+		for s < len(n.dirty) && n.dirty[s] {
+			s++
+		}
+		if from < s {
+			copy(n.durable[from*sectorBytes:], n.data[from*sectorBytes:min(s*sectorBytes, len(n.data))])
+		}
+	}
+	clear(n.dirty)
+}
+
+// lose makes some of the dirty sectors durable, and no more of the size than they need.
+func (n *crashNode) lose(rng *rand.Rand, share float64) {
+	for s, dirty := range n.dirty {
+		if dirty && rng.Float64() < share {
+			from, end := s*sectorBytes, min((s+1)*sectorBytes, len(n.data))
+			n.durable, n.durableShared = grown(n.durable, int64(end), n.durableShared), false
+			copy(n.durable[from:], n.data[from:end])
+		}
+	}
+	clear(n.dirty)
 }
 
 func (f *crashFile) Size() (int64, error) {
@@ -274,30 +332,53 @@ func (fs *crashFS) crash(rng *rand.Rand) *crashFS {
 	fs.mu.Lock()
 	defer fs.mu.Unlock()
 	for i, n := 0, rng.Intn(len(fs.pending)+1); i < n; i++ {
-		fs.pending[i](fs.durable)
+		fs.pending[i].apply(fs.durable)
 	}
 	share := []float64{0, 0.1, 0.5, 0.9, 1}[rng.Intn(5)]
 	next := newCrashFS()
 	seen := map[*crashNode]*crashNode{}
-	for name, n := range fs.durable {
-		m := seen[n]
-		if m == nil {
-			sectors := make([]int64, 0, len(n.dirty))
-			for s := range n.dirty {
-				sectors = append(sectors, s)
-			}
-			sort.Slice(sectors, func(i, j int) bool { return sectors[i] < sectors[j] })
-			keep := map[int64]bool{}
-			for _, s := range sectors {
-				keep[s] = rng.Float64() < share
-			}
-			n.persist(func(s int64) bool { return keep[s] })
-			m = &crashNode{data: append([]byte(nil), n.durable...), durable: append([]byte(nil), n.durable...), dirty: map[int64]struct{}{}}
-			seen[n] = m
+	for _, name := range slices.Sorted(maps.Keys(fs.durable)) {
+		n := fs.durable[name]
+		if seen[n] == nil {
+			n.lose(rng, share)
+			seen[n] = &crashNode{data: n.durable, durable: n.durable, dataShared: true, durableShared: true}
+			n.durableShared = true
 		}
-		next.names[name], next.durable[name] = m, m
+		next.names[name], next.durable[name] = seen[n], seen[n]
 	}
 	return next
+}
+
+// copyOf copies the file system with what is in doubt: what happens to the copy leaves the original alone. Its calls are
+// counted anew, and none fails.
+func (fs *crashFS) copyOf() *crashFS {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	c := newCrashFS()
+	nodes := map[*crashNode]*crashNode{}
+	node := func(n *crashNode) *crashNode {
+		if n != nil && nodes[n] == nil {
+			nodes[n] = n.share()
+		}
+		return nodes[n]
+	}
+	for name, n := range fs.names {
+		c.names[name] = node(n)
+	}
+	for name, n := range fs.durable {
+		c.durable[name] = node(n)
+	}
+	for _, p := range fs.pending {
+		c.pending = append(c.pending, nameChange{p.gone, p.name, node(p.node)})
+	}
+	return c
+}
+
+// flip damages the file behind the log's back.
+func (fs *crashFS) flip(name string, at int64, bits byte) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	fs.names[name].ownData(0)[at] ^= bits
 }
 
 // kill returns the file system as the next process finds it when only the last one died: everything that was

@@ -55,8 +55,8 @@ func TestSameAsStockLog(t *testing.T) {
 		g := newGenerator(rng, 3, 30)
 		for i, steps := 0, rapid.IntRange(1, 60).Draw(rt, "steps"); i < steps; i++ {
 			x := g.next()
-			require.NoError(rt, x.apply(stock), x.name)
-			require.NoError(rt, x.apply(own), x.name)
+			require.NoError(rt, x.apply(stock), "%v", x)
+			require.NoError(rt, x.apply(own), "%v", x)
 			if rapid.IntRange(0, 9).Draw(rt, "restart") == 0 {
 				require.NoError(rt, own.Close())
 				own, err = openFS(o, fs)
@@ -65,7 +65,7 @@ func TestSameAsStockLog(t *testing.T) {
 				stock, err = openStock(dir)
 				require.NoError(rt, err)
 			}
-			require.NoError(rt, sameLogs(stock, own, g, rng), x.name)
+			require.NoError(rt, sameLogs(stock, own, g, rng), "%v", x)
 			require.NoError(rt, own.Check())
 		}
 	})

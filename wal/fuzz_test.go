@@ -70,7 +70,7 @@ func FuzzRecovery(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		fs := newCrashFS()
 		name := crashDir + "/" + segmentName(1)
-		fs.names[name] = &crashNode{data: segmentOf(in), dirty: map[int64]struct{}{}}
+		fs.names[name] = &crashNode{data: segmentOf(in)}
 		l := toolLog(crashDir, fs)
 		segs, err := l.inspect()
 		if err != nil {

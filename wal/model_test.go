@@ -16,6 +16,7 @@ import (
 // ones, commit indexes, terms and snapshots never move back.
 type generator struct {
 	rng      *rand.Rand
+	source   *source // rng's, of a generator of newSeeded
 	keys     []replicaKey
 	replicas map[replicaKey]*genReplica
 	maxCmd   int
@@ -25,6 +26,16 @@ type generator struct {
 type genReplica struct {
 	term, vote, commit, last, snapshot, compacted uint64
 	started                                       bool
+}
+
+// newSeeded returns a generator all of which follows from the seed, and which can be cloned.
+func newSeeded(seed int64) *generator {
+	s := newSource(seed)
+	rng := rand.New(s)
+	g := newGenerator(rng, 1+rng.Intn(4), []int{20, 400, 20000}[rng.Intn(3)])
+	g.witness = rng.Intn(4) == 0
+	g.source = s
+	return g
 }
 
 func newGenerator(rng *rand.Rand, shards int, maxCmd int) *generator {
@@ -37,11 +48,52 @@ func newGenerator(rng *rand.Rand, shards int, maxCmd int) *generator {
 	return g
 }
 
-// op is one call of the log. apply makes it; it is used for the log and for its model.
+// op is one call of the log. apply makes it; it is used for the log and for its model. uds is what it saves, or names its
+// replica.
 type op struct {
-	name  string
+	what  string
+	uds   []raftpb.Update
 	apply func(l raftio.ILogDB) error
 }
+
+// String says what x does. It costs more than to do it in memory, so it is made for failures alone.
+func (x op) String() string {
+	s := x.what
+	for i := range x.uds {
+		ud := &x.uds[i]
+		s += fmt.Sprintf(" %v state %+v snapshot at %d entries %d", replicaKey{ud.ShardID, ud.ReplicaID}, ud.State, ud.Snapshot.Index, len(ud.EntriesToSave))
+		if len(ud.EntriesToSave) > 0 {
+			s += fmt.Sprintf(" from %d", ud.EntriesToSave[0].Index)
+		}
+	}
+	return s
+}
+
+// source is a rand.Source64 (SplitMix64) whose state can be copied.
+type source uint64
+
+func newSource(seed int64) *source {
+	s := source(seed)
+	return &s
+}
+
+func (s *source) Uint64() uint64 {
+	*s += 0x9e3779b97f4a7c15
+	z := uint64(*s)
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+func (s *source) Int63() int64    { return int64(s.Uint64() >> 1) }
+func (s *source) Seed(seed int64) { *s = source(seed) }
+
+// randomBytes is where the commands of entries are cut from. A piece of it is found nowhere else in it.
+var randomBytes = func() []byte {
+	b := make([]byte, 1<<20)
+	_, _ = rand.New(newSource(1)).Read(b)
+	return b
+}()
 
 func (g *generator) state(r *genReplica) raftpb.State {
 	return raftpb.State{Term: r.term, Vote: r.vote, Commit: r.commit}
@@ -61,8 +113,8 @@ func (g *generator) entries(r *genReplica, first uint64, n int) []raftpb.Entry {
 			e.RespondedTo = uint64(g.rng.Intn(1000))
 		}
 		if n := g.rng.Intn(g.maxCmd + 1); n > 0 {
-			e.Cmd = make([]byte, n)
-			g.rng.Read(e.Cmd)
+			at := g.rng.Intn(len(randomBytes) - n + 1)
+			e.Cmd = randomBytes[at : at+n : at+n]
 		}
 		ents = append(ents, e)
 	}
@@ -112,30 +164,37 @@ func (g *generator) update(k replicaKey) raftpb.Update {
 func (g *generator) next() op {
 	k := g.keys[g.rng.Intn(len(g.keys))]
 	r := g.replicas[k]
+	of := []raftpb.Update{{ShardID: k.shardID, ReplicaID: k.replicaID}}
 	switch p := g.rng.Intn(30); {
 	case p == 0:
 		b := raftpb.Bootstrap{Addresses: map[uint64]string{uint64(g.rng.Intn(3)): "x"}, Type: raftpb.OnDiskStateMachine}
-		return op{fmt.Sprintf("bootstrap %v", k), func(l raftio.ILogDB) error { return l.SaveBootstrapInfo(k.shardID, k.replicaID, b) }}
+		return op{"bootstrap", of, func(l raftio.ILogDB) error { return l.SaveBootstrapInfo(k.shardID, k.replicaID, b) }}
 	case p <= 3 && r.commit > r.snapshot:
 		r.snapshot += 1 + uint64(g.rng.Int63n(int64(r.commit-r.snapshot)))
 		ud := raftpb.Update{ShardID: k.shardID, ReplicaID: k.replicaID, Snapshot: g.snapshot(k, r.snapshot, r.term)}
-		return op{fmt.Sprintf("snapshot %v at %d", k, r.snapshot), func(l raftio.ILogDB) error { return l.SaveSnapshots([]raftpb.Update{ud}) }}
+		return op{"snapshot", []raftpb.Update{ud}, func(l raftio.ILogDB) error { return l.SaveSnapshots([]raftpb.Update{ud}) }}
 	case p <= 6 && r.snapshot > r.compacted:
 		r.compacted += 1 + uint64(g.rng.Int63n(int64(r.snapshot-r.compacted)))
 		to := r.compacted
-		return op{fmt.Sprintf("compact %v to %d", k, to), func(l raftio.ILogDB) error { return l.RemoveEntriesTo(k.shardID, k.replicaID, to) }}
+		return op{fmt.Sprintf("compact to %d", to), of, func(l raftio.ILogDB) error { return l.RemoveEntriesTo(k.shardID, k.replicaID, to) }}
 	}
 	var uds []raftpb.Update
-	name := "save"
 	for _, i := range g.rng.Perm(len(g.keys))[:1+g.rng.Intn(min(3, len(g.keys)))] {
-		ud := g.update(g.keys[i])
-		uds = append(uds, ud)
-		name += fmt.Sprintf(" %v state %+v entries %d", g.keys[i], ud.State, len(ud.EntriesToSave))
-		if len(ud.EntriesToSave) > 0 {
-			name += fmt.Sprintf(" from %d", ud.EntriesToSave[0].Index)
-		}
+		uds = append(uds, g.update(g.keys[i]))
 	}
-	return op{name, func(l raftio.ILogDB) error { return l.SaveRaftState(uds, 1) }}
+	return op{"save", uds, func(l raftio.ILogDB) error { return l.SaveRaftState(uds, 1) }}
+}
+
+// clone copies a generator of newSeeded: both go on the same way.
+func (g *generator) clone() *generator {
+	s := *g.source
+	c := *g
+	c.source, c.rng, c.replicas = &s, rand.New(&s), map[replicaKey]*genReplica{}
+	for k, r := range g.replicas {
+		x := *r
+		c.replicas[k] = &x
+	}
+	return &c
 }
 
 // clone copies the model.
@@ -214,9 +273,8 @@ func (want view) diff(got view) error {
 }
 
 func equalEntry(a, b *raftpb.Entry) bool {
-	x, y := *a, *b
-	x.Cmd, y.Cmd = nil, nil
-	return fmt.Sprint(x) == fmt.Sprint(y) && bytes.Equal(a.Cmd, b.Cmd)
+	return a.Term == b.Term && a.Index == b.Index && a.Type == b.Type && a.Key == b.Key && a.ClientID == b.ClientID &&
+		a.SeriesID == b.SeriesID && a.RespondedTo == b.RespondedTo && bytes.Equal(a.Cmd, b.Cmd)
 }
 
 // sameAs compares the log with its model. Commit indexes may be behind the model's if durableOnly.
@@ -267,17 +325,17 @@ func TestModelWithRestarts(t *testing.T) {
 			m := newMemoryLog()
 			for i := 0; i < 1500; i++ {
 				o1 := g.next()
-				require.NoError(t, o1.apply(m), o1.name)
-				require.NoError(t, o1.apply(l), o1.name)
+				require.NoError(t, o1.apply(m), "%v", o1)
+				require.NoError(t, o1.apply(l), "%v", o1)
 				if rng.Intn(100) == 0 {
-					require.NoError(t, sameAs(l, m, g.keys, false), "step %d: %s", i, o1.name)
+					require.NoError(t, sameAs(l, m, g.keys, false), "step %d: %v", i, o1)
 					require.NoError(t, l.Check())
 				}
 				if rng.Intn(200) == 0 {
 					require.NoError(t, l.Close())
 					l, err = openFS(o, fs)
 					require.NoError(t, err)
-					require.NoError(t, sameAs(l, m, g.keys, false), "restart at step %d: %s", i, o1.name)
+					require.NoError(t, sameAs(l, m, g.keys, false), "restart at step %d: %v", i, o1)
 					require.NoError(t, l.Check())
 				}
 			}

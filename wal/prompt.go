@@ -13,6 +13,14 @@ const promptSlice = 100_000
 // cannotPrompt is set when the kernel does not know slices (before 6.12), or a sandbox forbids them.
 var cannotPrompt atomic.Bool
 
+// syncPromptly is f.Sync, promptly if it waits for a disk.
+func syncPromptly(f file) error {
+	if _, disk := f.(osFile); !disk {
+		return f.Sync()
+	}
+	return promptly(f.Sync)
+}
+
 // promptly runs f, which waits for the disk, so that its thread is soon running again once the disk is done. Among busy
 // threads one that wakes waits for those before it, a few milliseconds each time, and an fdatasync
 // wakes two or three times. With a short slice it goes first; its share of the processor stays the same, and a thread

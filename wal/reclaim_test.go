@@ -289,9 +289,7 @@ func TestReclaimFailsOnADamagedRecord(t *testing.T) {
 	l.mu.Lock()
 	s := l.replicas[replicaKey{1, 1}].spans[0]
 	l.mu.Unlock()
-	fs.mu.Lock()
-	fs.names[s.seg.path].data[s.off+s.size-1] ^= 1
-	fs.mu.Unlock()
+	fs.flip(s.seg.path, int64(s.off+s.size)-1, 1)
 	require.NoError(t, l.RemoveEntriesTo(2, 1, 299))
 	var bad *CorruptionError
 	require.ErrorAs(t, <-failures, &bad)

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -214,6 +215,10 @@ func recordItems(r *record, off uint32) ([]footerItem, error) {
 // header lies behind it, corruption.
 func (sc *scan) tail(s *segment, data []byte, bad int64, k replicaKey, why string) error {
 	for off := sc.end + batchAlign; off+batchHeaderSize <= int64(len(data)); off += batchAlign {
+		if off%pageBytes == 0 && off+pageBytes <= int64(len(data)) && bytes.Equal(data[off:off+pageBytes], zeroPage[:]) {
+			off += pageBytes - batchHeaderSize // no header is all zeros: its segment's sequence is not 0
+			continue
+		}
 		if h, ok := parseBatchHeader(data[off:], off, s.h.seq, s.seed); ok {
 			if bad == 0 {
 				bad, why = sc.end, "no valid batch header"

@@ -242,7 +242,7 @@ func (s *segment) seal(f file) error {
 	if err := s.writeSeal(f, t, footer); err != nil {
 		return err
 	}
-	if err := promptly(f.Sync); err != nil {
+	if err := syncPromptly(f); err != nil {
 		return fmt.Errorf("wal: sync %s: %w", s.path, err)
 	}
 	return nil
