@@ -115,6 +115,11 @@ type Config struct {
 	ReportInterval time.Duration
 	Silence        time.Duration
 
+	// CatalogPatience is after which silence another host takes a host's vote in the catalog, if there is one that can.
+	//
+	// Defaults to 5 min.
+	CatalogPatience time.Duration
+
 	// LowSpaceBytes is the free space of the data directory below which LowSpace says so. Defaults to 1 GiB.
 	LowSpaceBytes uint64
 
@@ -170,6 +175,7 @@ func (c *Config) EnsureDefaults() {
 	setDefault(&c.ReconcileInterval, 5*time.Second)
 	setDefault(&c.ReportInterval, 300*time.Millisecond)
 	setDefault(&c.Silence, time.Second)
+	setDefault(&c.CatalogPatience, 5*time.Minute)
 	setDefault(&c.LowSpaceBytes, 1<<30)
 	if c.Logger == nil {
 		c.Logger = zap.NewNop()

@@ -747,6 +747,9 @@ func (b *peerBackend) ProposeCatalog(ctx context.Context, command []byte) ([]byt
 
 func (b *peerBackend) LowSpace() bool { return b.h.lowSpace.Load() }
 
+// Damaged implements peer.Backend.
+func (b *peerBackend) Damaged() []peer.DamagedReplica { return b.h.Damaged() }
+
 // Refused implements peer.Backend.
 func (b *peerBackend) Refused(err error) { b.h.refuse(err) }
 

@@ -21,23 +21,20 @@ import (
 type states struct {
 	h     *RaftHost
 	store *store.Store
-	fresh bool // the store was made at this start
 }
 
 // openStates opens the store of a full host.
 func openStates(dir string, h *RaftHost) (*states, error) {
-	found, err := exists(dir)
-	if err != nil {
-		return nil, fmt.Errorf("look for the store: %w", err)
-	}
-	s, err := store.Open(dir, store.Options{
-		Logger:            h.log.Named("store").Sugar(),
-		OnBackgroundError: func(err error) { h.log.Error("the store has a fault", zap.Error(err)) },
+	s, err := h.openStore(dir, func() (*store.Store, error) {
+		return store.Open(dir, store.Options{
+			Logger:            h.log.Named("store").Sugar(),
+			OnBackgroundError: func(err error) { h.log.Error("the store has a fault", zap.Error(err)) },
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open the store %s: %w", dir, err)
 	}
-	return &states{h: h, store: s, fresh: !found}, nil
+	return &states{h: h, store: s}, nil
 }
 
 // options says what a replica's state machine tells the host.
@@ -52,9 +49,13 @@ func (s *states) options(run *running) replica.Options {
 		OnInstalled: func(_, _ uint64, _ queue.Index) { h.installed(run) },
 		OnStuck: func(shard, _ uint64, err error, evidence string) {
 			var poison *queue.PoisonError
-			h.stuck(shard, &trouble{err: err, evidence: evidence, forGood: errors.As(err, &poison)})
+			bad := isDamage(err)
+			h.stuck(shard, &trouble{err: err, evidence: evidence, forGood: bad || errors.As(err, &poison), damaged: bad})
 		},
-		OnSaveFailed: func(shard, _ uint64, err error) {
+		OnSaveFailed: func(shard, id uint64, err error) {
+			if isDamage(err) {
+				h.noteDamage(shard, queue.ReplicaID(id), err)
+			}
 			h.log.Warn("a snapshot was not streamed, and will be asked for again", zap.Uint64("shard", shard), zap.Error(err))
 		},
 	}

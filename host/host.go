@@ -82,6 +82,7 @@ type RaftHost struct {
 
 	troubleMu   sync.Mutex
 	troubles    map[uint64]*trouble // of shards whose replica had to be stopped
+	damages     map[uint64]damage   // by shard
 	troubleWake chan struct{}
 	conflictAt  atomic.Int64 // unix seconds of the last report
 
@@ -89,6 +90,8 @@ type RaftHost struct {
 	leaving sync.Map // replicaKey → since when its homes are being handed over, where this host leads
 	// beforeMoveReport, if not nil, may keep a move's report from the catalog: a test's crash.
 	beforeMoveReport func(catalog.Move, catalog.MoveEvent) error
+	// beforeRemovedReport, if not nil, may do the same when the data of a replica are removed.
+	beforeRemovedReport func(shard uint64, id queue.ReplicaID) error
 
 	refused   chan struct{} // closed when the fleet does not take this host
 	refusal   error
@@ -217,19 +220,20 @@ func (h *RaftHost) openPeers() (err error) {
 		}
 	}
 	h.peers = peer.New(peer.Config{
-		HostID:   h.cfg.HostID,
-		Listener: listener,
-		Fleet:    h.fleetName,
-		Address:  h.book.peer,
-		Wall:     h.cfg.WallClock,
-		Boot:     h.cfg.BootClock,
-		Backend:  &peerBackend{h},
-		Interval: h.cfg.ReportInterval,
-		Silence:  h.cfg.Silence,
-		Logger:   h.log,
-		TLS:      h.cfg.TLS,
-		Cert:     h.checkCert,
-		Through:  through,
+		HostID:       h.cfg.HostID,
+		Listener:     listener,
+		Fleet:        h.fleetName,
+		Address:      h.book.peer,
+		Wall:         h.cfg.WallClock,
+		Boot:         h.cfg.BootClock,
+		Backend:      &peerBackend{h},
+		Interval:     h.cfg.ReportInterval,
+		Silence:      h.cfg.Silence,
+		CommandLevel: catalog.CommandLevel,
+		Logger:       h.log,
+		TLS:          h.cfg.TLS,
+		Cert:         h.checkCert,
+		Through:      through,
 	})
 	h.clock = newClock(h.cfg.WallClock, h.cfg.BootClock, h.peers.ClockOffsets)
 	return nil

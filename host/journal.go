@@ -228,6 +228,19 @@ func (j *journal) record(key replicaKey, s step, nonce uint64) error {
 	return nil
 }
 
+// begun returns the replicas that were started here, and are neither lost nor removed.
+func (j *journal) begun() []replicaKey {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var keys []replicaKey
+	for key, r := range j.replicas {
+		if r.begun && !r.lost && !r.removing {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
 // get returns what the journal says of a replica; the zero value: nothing.
 func (j *journal) get(key replicaKey) replicaRecord {
 	j.mu.Lock()

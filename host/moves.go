@@ -23,6 +23,9 @@ import (
 //	                           leader that is the old one hands over first (advanceMove)
 //	the old replica's host     hands its homes over before the removal, and removes its data after it (leave, removeReplica)
 //
+// In a rebuild (catalog.Reseat) the same are done in another order: the old replica leaves, its host removes its data, and the new one comes. The
+// leader removes it only while the others can do without (clearMember).
+//
 // Each of these looks at the catalog and at the shard's membership, does one thing, and reports it to the catalog. A crash in
 // between has it done again: adding what is a member, and removing what is none, is left out, and reports may be repeated.
 
@@ -66,12 +69,50 @@ func (h *RaftHost) advanceMove(ctx context.Context, p catalog.Placement) error {
 		return h.addMember(ctx, m, members, to)
 	case m.Step == catalog.MoveCatchUp:
 		return h.promote(ctx, m, members, to)
-	case m.Step == catalog.MoveLeave:
+	case m.Step == catalog.MoveLeave, m.Step == catalog.MoveYield:
 		return h.awaitLeave(ctx, m, from)
 	case m.Step == catalog.MoveRemove:
 		return h.removeMember(ctx, m, members, from)
+	case m.Step == catalog.MoveClear:
+		return h.clearMember(ctx, m, members, from)
+	case m.Step == catalog.MoveWipe:
+		return moveWaits(m, "host %d removes what replica %d has", from.HostID, from.ID)
 	}
 	return nil
+}
+
+// clearMember removes a replica that leaves before the one that comes in its place. It asks more than the catalog does, which cannot know
+// who runs: those that stay must have a quorum now, and this host, which leads them, has all that was committed.
+func (h *RaftHost) clearMember(ctx context.Context, m catalog.Move, members Membership, gone catalog.Replica) error {
+	if members.has(gone.ID) && gone.HostID != h.cfg.HostID {
+		voters, run := 0, 0
+		for _, role := range []map[queue.ReplicaID]uint64{members.Full, members.Witnesses} {
+			for id, hostID := range role {
+				if id == gone.ID {
+					continue
+				}
+				voters++
+				if h.runs(m.Shard, id, hostID) {
+					run++
+				}
+			}
+		}
+		if need := max(voters/2+1, 2); run < need {
+			return moveWaits(m, "%d of the %d other voters run, and it takes %d to go on without replica %d", run, voters, need, gone.ID)
+		}
+	}
+	return h.removeMember(ctx, m, members, gone)
+}
+
+// runs says whether a host that is alive runs a replica.
+func (h *RaftHost) runs(shard uint64, id queue.ReplicaID, hostID uint64) bool {
+	if hostID == h.cfg.HostID {
+		own, ok := h.SelfReplica(shard)
+		return ok && own == id
+	}
+	report, ok := h.peers.Reported(hostID, shard)
+	alive, _ := h.Alive(hostID)
+	return ok && alive && report.Replica == uint64(id)
 }
 
 // change asks the engine for one change of a membership. One whose outcome is unknown is looked for in the membership, soon.
@@ -176,7 +217,7 @@ func (h *RaftHost) awaitLeave(ctx context.Context, m catalog.Move, from catalog.
 // leave hands the homes of this host's replica over, when it is about to leave its shard.
 func (h *RaftHost) leave(ctx context.Context, p catalog.Placement, r catalog.Replica) error {
 	m, ok := h.Catalog().Move(p.Shard)
-	if !ok || m.Undo || m.From != r.ID || m.Step != catalog.MoveLeave {
+	if !ok || m.Undo || m.From != r.ID || m.Step != catalog.MoveLeave && m.Step != catalog.MoveYield {
 		return nil
 	}
 	if h.cfg.OnLeave != nil && r.Birth != catalog.BirthWitness && p.Shard != catalog.ShardID {
@@ -203,7 +244,11 @@ func (h *RaftHost) removeMember(ctx context.Context, m catalog.Move, members Mem
 		h.log.Info("replica removed", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(gone.ID)), zap.Uint64("from", gone.HostID))
 	}
 	h.copies.drop(m.Shard, uint64(gone.ID))
-	return h.reportMove(ctx, m, catalog.MoveDone)
+	done := catalog.MoveDone
+	if m.Step == catalog.MoveClear {
+		done = catalog.MoveCleared
+	}
+	return h.reportMove(ctx, m, done)
 }
 
 // stepDown hands the leadership of a shard to another voter, as this host's replica leaves it.
@@ -280,13 +325,116 @@ func (h *RaftHost) planMoves(ctx context.Context) error {
 		}
 	}
 	free := catalog.MaxMoves - len(v.Moves())
-	for _, planned := range v.Evacuation(h.mayReceive) {
-		if free > 0 && planned.ToHost != 0 {
-			free--
-			propose(planned.Command())
+	for _, planned := range h.Planned() {
+		c := planned.Command()
+		if free <= 0 || !planned.Possible() {
+			continue
 		}
+		if _, ok := c.(*catalog.Reseat); ok && h.notYet(v) != nil {
+			continue
+		}
+		free--
+		propose(c)
 	}
 	return errors.Join(errs...)
+}
+
+// Planned are the moves that should be made and are not under way, the most urgent first: of the catalog, of replicas that are damaged, and
+// of those that are lost or on hosts that leave.
+func (h *RaftHost) Planned() []catalog.Planned {
+	v := h.Catalog()
+	var out []catalog.Planned
+	alive := func(hostID uint64) bool { alive, _ := h.Alive(hostID); return alive }
+	if step, ok := v.CatalogStep(alive, h.longSilent); ok {
+		out = append(out, step)
+	}
+	planned := make(map[uint64]bool)
+	for _, d := range h.damaged(v) {
+		if p, ok := v.PlanRebuild(d.shard, queue.ReplicaID(d.replica), "damaged", h.mayReceive); ok && !planned[d.shard] {
+			planned[d.shard] = true
+			out = append(out, p)
+		}
+	}
+	for _, p := range v.Evacuation(h.mayReceive) {
+		if !planned[p.Shard] {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// longSilent says whether a host that votes in the catalog has been silent for so long that another one takes its place.
+func (h *RaftHost) longSilent(hostID uint64) bool {
+	alive, since := h.Alive(hostID)
+	return !alive && since > h.cfg.CatalogPatience && time.Since(h.begun) > h.cfg.CatalogPatience
+}
+
+// notYet says which host does not understand catalog.Reseat, nil if all do that are heard of. A host of an older version would stop its
+// replica of the catalog at such a command.
+func (h *RaftHost) notYet(v *catalog.View) error {
+	for _, host := range v.Hosts() {
+		alive, since := h.Alive(host.ID)
+		if host.ID == h.cfg.HostID || h.peers.CommandLevel(host.ID) >= catalog.CommandLevel {
+			continue
+		}
+		if alive || since < abandonAfter*h.cfg.Silence || time.Since(h.begun) < abandonAfter*h.cfg.Silence {
+			return code.New(code.MutationFenced, "host %d has not said that its version knows this command: start it, or upgrade it, first", host.ID)
+		}
+	}
+	return nil
+}
+
+// Rebuild begins to make a replica anew on its own host. The error is REPLICA_NEEDED if the others could not go on meanwhile.
+func (h *RaftHost) Rebuild(ctx context.Context, shard, hostID uint64) error {
+	v, err := h.ReadCatalog(ctx)
+	if err != nil {
+		return err
+	}
+	p, ok := v.Placement(shard)
+	if !ok || p.Deleted {
+		return code.New(code.UnknownPartition, "shard %d is not in the catalog", shard)
+	}
+	r, ok := p.OnHost(hostID)
+	if m, moves := v.Move(shard); moves && p.Rebuilds(m) {
+		if from, _ := p.Replica(m.From); from.HostID == hostID {
+			return nil
+		}
+	}
+	if !ok || r.State == catalog.ReplicaRetired || r.State == catalog.ReplicaRemoved {
+		return code.New(code.NotReplica, "host %d has no replica of shard %d", hostID, shard)
+	}
+	if err := errors.Join(h.notYet(v), h.dispensable(p, r)); err != nil {
+		return err
+	}
+	result, err := h.ProposeCatalog(ctx, &catalog.Reseat{Shard: shard, From: r.ID, ToHost: hostID})
+	if err != nil {
+		return err
+	}
+	return result.Err()
+}
+
+// dispensable refuses to begin what the shard's leader would wait with: the others must run, and one of them lead or be able to.
+func (h *RaftHost) dispensable(p catalog.Placement, r catalog.Replica) error {
+	voters, run, full := 0, 0, 0
+	for _, o := range p.Seats() {
+		if o.ID == r.ID || !o.Votes() && o.State != catalog.ReplicaLost {
+			continue
+		}
+		voters++
+		if h.runs(p.Shard, o.ID, o.HostID) {
+			run++
+			if o.Birth != catalog.BirthWitness {
+				full++
+			}
+		}
+	}
+	switch {
+	case full == 0:
+		return code.New(code.ReplicaNeeded, "no other full replica of shard %d runs: the one on host %d may be the last with its messages", p.Shard, r.HostID)
+	case run < max(voters/2+1, 2):
+		return code.New(code.ReplicaNeeded, "%d of the %d other voters of shard %d run, and it takes %d to go on without the replica on host %d", run, voters, p.Shard, max(voters/2+1, 2), r.HostID)
+	}
+	return nil
 }
 
 // mayReceive says whether a host can be given a replica now.
@@ -305,6 +453,8 @@ func (h *RaftHost) hopeless(v *catalog.View, m catalog.Move) string {
 		return ""
 	case to.State == catalog.ReplicaLost:
 		return "its new replica is lost"
+	case p.Rebuilds(m):
+		return "" // the old one is gone already
 	case v.HostState(to.HostID) != catalog.HostActive:
 		return fmt.Sprintf("host %d is %v", to.HostID, v.HostState(to.HostID))
 	case !alive && m.Step < catalog.MoveLeave && since > abandonAfter*h.cfg.Silence && time.Since(h.begun) > abandonAfter*h.cfg.Silence:

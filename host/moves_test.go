@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -307,11 +306,10 @@ func TestWipedHostIsReplaced(t *testing.T) {
 	eventually(t, "the lost host is gone", func() bool { return f.hosts[4].Catalog().RemovedHost(2) })
 	f.complete(shard, p, 1, 3, 4)
 
-	// Host 3 loses its store only: that replica is lost, and replaced without anybody's doing once there is a host for it.
-	f.stop(3)
-	require.NoError(t, os.RemoveAll(filepath.Join(f.config(3).DataDir, stateDir)))
-	f.start(3)
+	// Host 3 loses its store only: that replica is lost, and replaced without anybody's doing on the host that has room for it.
 	f.join(5, catalog.HostFull)
+	f.lose(3, stateDir)
+	f.start(3)
 	f.becomes(shard, 1, 4, 5)
 	f.enqueue(f.leader(shard), shard)
 	require.Equal(t, []uint64{1, 3, 4}, f.on(catalog.ShardID), "the catalog is not in the store")

@@ -336,21 +336,12 @@ func (h *RaftHost) admitReplica(ctx context.Context, p catalog.Placement, r cata
 		return errors.New("the data of this replica were removed, and the catalog does not say why")
 	case rec.starts >= maxStarts:
 		return errLeftOut
-	case rec.begun && !h.hasData(key, r):
+	case rec.begun && !h.nodeHost.HasNodeInfo(key.shard, key.replica):
 		return h.reportLost(ctx, key)
 	case rec.begun:
 		return nil
 	}
 	return h.claim(ctx, key, rec)
-}
-
-// hasData says whether the log, and for a full replica the store, are those in which a replica was started.
-func (h *RaftHost) hasData(key replicaKey, r catalog.Replica) bool {
-	if !h.nodeHost.HasNodeInfo(key.shard, key.replica) {
-		return false
-	}
-	stateless := r.Birth == catalog.BirthWitness || key.shard == catalog.ShardID
-	return stateless || !h.states.fresh
 }
 
 // claim asks the catalog for the first start of a replica. The members of a catalog that is being formed have nobody to ask; they
@@ -421,6 +412,11 @@ func (h *RaftHost) removeReplica(ctx context.Context, p catalog.Placement, r cat
 			return err
 		}
 	}
+	if h.beforeRemovedReport != nil {
+		if err := h.beforeRemovedReport(p.Shard, r.ID); err != nil {
+			return err
+		}
+	}
 	result, err := h.ProposeCatalog(ctx, &catalog.ReplicaReport{Shard: p.Shard, Replica: r.ID, Kind: catalog.ReportRemoved})
 	if err != nil {
 		return err
@@ -448,6 +444,7 @@ func (h *RaftHost) removeHere(ctx context.Context, key replicaKey, birth catalog
 			return err
 		}
 	}
+	h.forgetTrouble(key.shard)
 	h.log.Info("data of a replica removed", zap.Uint64("shard", key.shard), zap.Uint64("replica", key.replica))
 	return h.journal.record(key, stepRemoved, 0)
 }

@@ -187,6 +187,7 @@ type trouble struct {
 	forGood  bool      // until the host starts again
 	until    time.Time // else it is started again then
 	handled  bool
+	damaged  bool // what is on this host's disk is at fault
 }
 
 // restartPause is how long a replica rests that was stopped because its state did not open or an install failed.
@@ -195,6 +196,9 @@ const restartPause = 5 * time.Second
 // stuck is called in an engine's goroutine that waits until the replica is stopped.
 func (h *RaftHost) stuck(shard uint64, t *trouble) {
 	t.until = time.Now().Add(restartPause)
+	if id, ok := h.SelfReplica(shard); ok && t.damaged {
+		h.noteDamage(shard, id, t.err)
+	}
 	h.troubleMu.Lock()
 	h.troubles[shard] = t
 	h.troubleMu.Unlock()
@@ -244,9 +248,12 @@ func (h *RaftHost) newTroubles() map[uint64]*trouble {
 // stopOne stops a stuck replica. The engine is told first, without the lock of starts: a start may be what is stuck.
 func (h *RaftHost) stopOne(shard uint64, t *trouble) {
 	fields := []zap.Field{zap.Uint64("shard", shard), zap.Error(t.err), zap.String("evidence", t.evidence)}
-	if t.forGood {
+	switch {
+	case t.damaged:
+		h.log.Error("this replica's state is damaged: it is stopped until it is rebuilt, or this host starts again", fields...)
+	case t.forGood:
 		h.log.Error("this replica cannot apply a committed entry: it is stopped until this host starts again, with a version that can", fields...)
-	} else {
+	default:
 		h.log.Error("this replica is stopped, and started again later", fields...)
 	}
 	if id, ok := h.SelfReplica(shard); ok {

@@ -231,7 +231,7 @@ func applyFailure(r any, index Index, cmd []byte) error {
 	switch {
 	case !isFault:
 		return poison(index, cmd, fmt.Errorf("panic: %v", r), debug.Stack())
-	case errors.Is(f.err, ErrCorrupt):
+	case errors.Is(f.err, ErrCorrupt), store.IsDamaged(f.err):
 		return poison(index, cmd, f.err, nil)
 	}
 	return fmt.Errorf("apply %s: %w", index, f.err)

@@ -29,6 +29,10 @@ const (
 // ErrCorrupt is wrapped by every error that a damaged key or value of the store gives: the replica must stop.
 var ErrCorrupt = errors.New("queue: corrupt state")
 
+// ErrDamaged is wrapped, beside ErrCorrupt, by those that say that a record does not have the checksum with which it was written: that is this
+// replica's trouble alone.
+var ErrDamaged = errors.New("wrong checksum")
+
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // field readers and writers of values
@@ -280,7 +284,7 @@ func fillMessage(dst, head []byte, m *Message) {
 // readMessage decodes and verifies a whole value; the result aliases nothing.
 func readMessage(a Address, parked bool, value []byte) (StoredMessage, error) {
 	if len(value) < 4 || crc32.Checksum(value[:len(value)-4], castagnoli) != be.Uint32(value[len(value)-4:]) {
-		return StoredMessage{}, fmt.Errorf("%w: message %s: wrong checksum", ErrCorrupt, a)
+		return StoredMessage{}, fmt.Errorf("%w: message %s: %w", ErrCorrupt, a, ErrDamaged)
 	}
 	b := append([]byte(nil), value[:len(value)-4]...)
 	var h messageHead
@@ -312,7 +316,7 @@ func readMessage(a Address, parked bool, value []byte) (StoredMessage, error) {
 // rewriteMessage makes a copy of a value with other flags and visible-at.
 func rewriteMessage(value []byte, flags byte, visibleAt Stamp) ([]byte, error) {
 	if len(value) < 4 || crc32.Checksum(value[:len(value)-4], castagnoli) != be.Uint32(value[len(value)-4:]) {
-		return nil, fmt.Errorf("%w: message: wrong checksum", ErrCorrupt)
+		return nil, fmt.Errorf("%w: message: %w", ErrCorrupt, ErrDamaged)
 	}
 	var h messageHead
 	r, err := h.read(value[:len(value)-4])

@@ -302,7 +302,7 @@ func TestReplicasAgree(t *testing.T) {
 func drawCommand(t *rapid.T) Command {
 	small := func(label string) uint64 { return rapid.Uint64Range(0, 5).Draw(t, label) }
 	name := rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")
-	switch rapid.IntRange(0, 14).Draw(t, "command") {
+	switch rapid.IntRange(0, 16).Draw(t, "command") {
 	case 0:
 		return &InitFleet{FleetID: FleetID{byte(small("fleet"))}, Members: []Replica{{ID: 1, HostID: 1, Birth: BirthInitial}}}
 	case 1, 2:
@@ -328,7 +328,9 @@ func drawCommand(t *rapid.T) Command {
 	case 10:
 		return &StartMove{Shard: small("shard"), From: queue.ReplicaID(small("replica")), ToHost: small("host")}
 	case 11:
-		return &MoveReport{Shard: small("shard"), To: queue.ReplicaID(small("replica")), Event: MoveEvent(small("event"))}
+		return &MoveReport{Shard: small("shard"), To: queue.ReplicaID(small("replica")), Event: MoveEvent(rapid.Uint8Range(0, 7).Draw(t, "event"))}
+	case 14, 15:
+		return &Reseat{Shard: small("shard"), From: queue.ReplicaID(small("replica")), ToHost: small("host")}
 	case 12:
 		return &GrowQueue{Name: name, ExpectedID: small("id"), Partitions: uint32(small("partitions")), NowMs: small("now")}
 	case 13:
@@ -368,6 +370,7 @@ func golden() map[string][]byte {
 		"drain-host":        Encode(&DrainHost{HostID: 3, Cancel: true}),
 		"remove-host":       Encode(&RemoveHost{HostID: 3, Lost: true}),
 		"start-move":        Encode(&StartMove{Shard: 5, From: 2, ToHost: 4}),
+		"reseat":            Encode(&Reseat{Shard: 5, From: 2, ToHost: 4}),
 		"move-report":       Encode(&MoveReport{Shard: 5, To: 3, Event: MovePromoted}),
 		"view-sections":     EncodeView(goldenSections(v)),
 		"view-access":       EncodeView(goldenAccess(v)),

@@ -7,7 +7,7 @@ import (
 )
 
 // Command is one change of the catalog: *InitFleet, *RegisterHost, *CreateQueue, *ConfigureQueue, *DeleteQueue, *ReplicaReport,
-// *MoveQueue, *JoinHost, *CreateJoinToken, *DrainHost, *RemoveHost, *StartMove, *MoveReport, *PutTenant, *DeleteTenant,
+// *MoveQueue, *JoinHost, *CreateJoinToken, *DrainHost, *RemoveHost, *StartMove, *MoveReport, *Reseat, *PutTenant, *DeleteTenant,
 // *CreateAccessToken, *RevokeAccessToken, *GrowQueue, *GrowthReport.
 //
 // Encoded form: version byte, tag byte, fields. Decode never panics, allocates in proportion to its input, and refuses
@@ -34,6 +34,7 @@ const (
 	tagRemoveHost      = 10
 	tagStartMove       = 11
 	tagMoveReport      = 12
+	tagReseat          = 13
 	tagMoveQueue       = 16
 
 	tagPutTenant         = 24
@@ -225,6 +226,8 @@ func (d *decoder) command(tag uint8) Command {
 		return &GrowthReport{QueueID: d.u64(), Growth: d.u64(), Event: GrowthEvent(d.u8())}
 	case tagStartMove:
 		return &StartMove{Shard: d.u64(), From: queue.ReplicaID(d.u64()), ToHost: d.u64()}
+	case tagReseat:
+		return &Reseat{Shard: d.u64(), From: queue.ReplicaID(d.u64()), ToHost: d.u64()}
 	case tagMoveReport:
 		return &MoveReport{Shard: d.u64(), To: queue.ReplicaID(d.u64()), Event: MoveEvent(d.u8())}
 	}

@@ -253,6 +253,9 @@ func (s *State) removeHost(c *RemoveHost, r *Result) (bool, *refusal) {
 	}
 	r.Host = h
 	lost := s.d.hostStates[c.HostID] == HostLost
+	if c.Lost && !lost {
+		s.forfeitAll(c.HostID)
+	}
 	left := s.left(c.HostID, c.Lost || lost)
 	switch {
 	case left == 0:

@@ -15,12 +15,20 @@ type Planned struct {
 	From     queue.ReplicaID
 	FromHost uint64
 	ToHost   uint64 // 0: nowhere
-	Why      string // what the replica leaves for: "lost", "draining", "balance"
+	Why      string // what the replica leaves for: "lost", "damaged", "draining", "balance"; of the catalog also "silent", "voters"
 	Reason   string // why there is no host for it
+	Rebuild  bool   // ToHost is FromHost
+	Narrows  bool   // the replica leaves, and none comes
 }
 
+// Possible says whether the move can be made now.
+func (p Planned) Possible() bool { return p.ToHost != 0 || p.Narrows }
+
 // Command returns the catalog command that begins the move.
-func (p Planned) Command() *StartMove {
+func (p Planned) Command() Command {
+	if p.Rebuild || p.Narrows || p.From == 0 {
+		return &Reseat{Shard: p.Shard, From: p.From, ToHost: p.ToHost}
+	}
 	return &StartMove{Shard: p.Shard, From: p.From, ToHost: p.ToHost}
 }
 
@@ -53,7 +61,7 @@ func (v *View) settledLoad() map[uint64]int {
 			gone = m.To
 		}
 		p := v.d.placements[shard]
-		if r, ok := p.Replica(gone); ok {
+		if r, ok := p.Replica(gone); ok && !p.Rebuilds(m) {
 			load[r.HostID]--
 		}
 	}
@@ -72,13 +80,14 @@ func (v *View) Leaves(shard uint64, id queue.ReplicaID) bool {
 	return ok && (m.From == id && !m.Undo && m.Step >= MoveLeave || m.To == id && m.Undo)
 }
 
-// Evacuation plans the moves of replicas that are lost, or on hosts that are drained or lost, as far as they are not under way: the lost
-// ones first. alive says which hosts can take something now. Each plan sees the load of those before it.
+// Evacuation plans the moves of queues' replicas that are lost, or on hosts that are drained or lost, as far as they are not under way: the
+// lost ones first. alive says which hosts can take something now. Each plan sees the load of those before it. A lost replica that no
+// other host can take is rebuilt on its own, if that is alive and the others can go on meanwhile. The catalog has CatalogStep.
 func (v *View) Evacuation(alive func(hostID uint64) bool) []Planned {
 	load := v.settledLoad()
 	var lost, draining []Planned
 	for _, shard := range v.Shards() {
-		if _, moves := v.d.moves[shard]; moves {
+		if _, moves := v.d.moves[shard]; moves || shard == ShardID {
 			continue
 		}
 		p := v.d.placements[shard]
@@ -94,6 +103,9 @@ func (v *View) Evacuation(alive func(hostID uint64) bool) []Planned {
 			continue
 		}
 		v.choose(load, p, first, alive)
+		if r, _ := p.Replica(first.From); first.ToHost == 0 && v.mayRebuild(p, r, alive) {
+			first.ToHost, first.Reason, first.Rebuild = r.HostID, "", true
+		}
 		if first.Why == "lost" {
 			lost = append(lost, *first)
 		} else {
@@ -101,6 +113,23 @@ func (v *View) Evacuation(alive func(hostID uint64) bool) []Planned {
 		}
 	}
 	return append(lost, draining...)
+}
+
+// PlanRebuild plans to make a replica anew on its own host; false if that must not be, or a move of the shard is under way. A Reason says
+// why it cannot be now.
+func (v *View) PlanRebuild(shard uint64, id queue.ReplicaID, why string, alive func(hostID uint64) bool) (Planned, bool) {
+	p := v.d.placements[shard]
+	r, ok := p.Replica(id)
+	if _, moves := v.d.moves[shard]; !ok || moves || p.Deleted || r.State != ReplicaStarted || v.d.hostStates[r.HostID] != HostActive {
+		return Planned{}, false
+	}
+	m := Planned{Shard: shard, From: id, FromHost: r.HostID, ToHost: r.HostID, Why: why, Rebuild: true}
+	if refused := p.without(r); refused != nil {
+		m.ToHost, m.Reason = 0, refused.detail
+	} else if !alive(r.HostID) {
+		m.ToHost, m.Reason = 0, fmt.Sprintf("host %d is not heard of, or its disk is nearly full", r.HostID)
+	}
+	return m, true
 }
 
 func (v *View) whyLeave(r Replica) string {

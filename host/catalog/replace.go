@@ -11,7 +11,7 @@ import (
 // MaxMoves bounds the moves that are under way in a fleet: each costs a copy of a whole state.
 const MaxMoves = 4
 
-// MoveStep is what a move waits for. It only moves forward. Part of the format; do not renumber.
+// MoveStep is what a move waits for. It only moves forward, in the order that Move shows. Part of the format; do not renumber.
 type MoveStep uint8
 
 const (
@@ -23,6 +23,15 @@ const (
 	MoveLeave MoveStep = 3
 	// MoveRemove: the leader, which by then is another one, is to remove the old replica.
 	MoveRemove MoveStep = 4
+
+	// The steps of a replica that leaves first (Reseat). A rebuild goes on at MoveAdd behind them.
+
+	// MoveYield: as MoveLeave, of a replica that is not lost.
+	MoveYield MoveStep = 5
+	// MoveClear: the leader, which is another one, is to remove the old replica.
+	MoveClear MoveStep = 6
+	// MoveWipe: the old replica's host is to remove its data. The new replica is in the placement when it has.
+	MoveWipe MoveStep = 7
 )
 
 // String returns what the step waits for.
@@ -36,15 +45,27 @@ func (s MoveStep) String() string {
 		return "leave"
 	case MoveRemove:
 		return "remove"
+	case MoveYield:
+		return "yield"
+	case MoveClear:
+		return "clear"
+	case MoveWipe:
+		return "wipe"
 	}
 	return fmt.Sprintf("MoveStep(%d)", uint8(s))
 }
 
-// Move replaces one replica of a shard by another one on another host. A shard has at most one.
+// Move replaces one replica of a shard by another one, on another host or on the same, or changes the number of the catalog's voters. A
+// shard has at most one.
 //
 //	add ─► catch-up ─► leave ─► remove ─► done: From is retired          a full replica
 //	add ──────────────────────► remove ─► done                           a witness
 //	  └────────┴─────────┴─ abort ─► (undo) ─► done: To is retired
+//	yield ─► clear ─► wipe ─► add ─► catch-up ─► done                    one that is rebuilt on its host; a witness: add ─► done
+//	add ─► catch-up ─► done                                              a voter more: From is 0
+//	yield ─► clear ─► done                                               a voter less: To is From
+//
+// To is given out at the beginning; in a rebuild its replica is in the placement from add on. Yield is left out for a replica that is lost.
 type Move struct {
 	Shard    uint64
 	From, To queue.ReplicaID
@@ -67,6 +88,8 @@ const (
 	MoveDone MoveEvent = 4
 	// MoveAborted: the new replica is not to be waited for any more.
 	MoveAborted MoveEvent = 5
+	// MoveCleared: the shard's membership has lost the old replica of a move in which that leaves first.
+	MoveCleared MoveEvent = 6
 )
 
 // StartMove begins a move. From is the replica that leaves; the new one gets the next replica id, and the birth role that it keeps for ever:
@@ -187,8 +210,15 @@ func (s *State) reportMove(c *MoveReport) (bool, *refusal) {
 	if !ok || m.To != c.To {
 		return s.reportEnded(c)
 	}
-	next := m
-	switch p := s.d.placements[c.Shard]; c.Event {
+	if c.Event < MoveAdded || c.Event > MoveCleared {
+		return false, refuse(code.Malformed, "unknown report of a move")
+	}
+	if m.clears() {
+		return s.reportClearing(m, c.Event), nil
+	}
+	p := s.d.placements[c.Shard]
+	next, seated := m, m.Widens() || p.Rebuilds(m) // seated: when To votes, nothing is left to be done
+	switch c.Event {
 	case MoveAdded:
 		next.Step = max(m.Step, MoveCatchUp)
 		if to, _ := p.Replica(m.To); to.Birth == BirthWitness {
@@ -198,6 +228,7 @@ func (s *State) reportMove(c *MoveReport) (bool, *refusal) {
 	case MovePromoted:
 		s.setMember(c.Shard, m.To)
 		next.Step = max(m.Step, MoveLeave)
+	case MoveCleared: // a late copy, of a rebuild
 	case MoveLeft:
 		if m.Step < MoveLeave {
 			return false, refuse(code.MutationFenced, "the move of shard %d is at %v", c.Shard, m.Step)
@@ -207,6 +238,13 @@ func (s *State) reportMove(c *MoveReport) (bool, *refusal) {
 		if m.Step >= MoveRemove { // the old one may be out already
 			return false, refuse(code.MutationFenced, "the move of shard %d is at %v", c.Shard, m.Step)
 		}
+		if p.Rebuilds(m) {
+			if to, _ := p.Replica(m.To); to.State != ReplicaLost {
+				return false, refuse(code.MutationFenced, "replica %d of shard %d is not lost, and the one before it is gone", m.To, c.Shard)
+			}
+			s.forfeit(m)
+			return true, nil
+		}
 		next.Undo = true
 	case MoveDone:
 		if !m.Undo && m.Step < MoveRemove {
@@ -214,8 +252,10 @@ func (s *State) reportMove(c *MoveReport) (bool, *refusal) {
 		}
 		s.endMove(m)
 		return true, nil
-	default:
-		return false, refuse(code.Malformed, "unknown report of a move")
+	}
+	if seated && next.Step >= MoveLeave && !m.Undo {
+		delete(s.d.moves, c.Shard)
+		return true, nil
 	}
 	if next == m {
 		return false, nil
@@ -247,11 +287,7 @@ func (s *State) endMove(m Move) {
 	if m.Undo {
 		gone = m.To
 	}
-	p := s.d.placements[m.Shard]
-	i := slices.IndexFunc(p.Replicas, func(r Replica) bool { return r.ID == gone })
-	r := p.Replicas[i]
-	r.State = ReplicaRetired
-	s.setReplica(m.Shard, i, r)
+	s.retire(m.Shard, gone)
 	delete(s.d.moves, m.Shard)
 }
 
@@ -262,6 +298,12 @@ func (s *State) checkMoves() error {
 	}
 	for shard, m := range s.d.moves {
 		p, ok := s.d.placements[shard]
+		if ok && !p.Deleted && m.Shard == shard && (m.Widens() || m.Narrows() || p.Rebuilds(m)) {
+			if err := checkReseat(p, m); err != nil {
+				return err
+			}
+			continue
+		}
 		from, hasFrom := p.Replica(m.From)
 		to, hasTo := p.Replica(m.To)
 		if !ok || p.Deleted || m.Shard != shard || !hasFrom || !hasTo || from.ID == to.ID || to.Birth == BirthInitial ||

@@ -213,13 +213,12 @@ func TestPlans(t *testing.T) {
 	require.EqualValues(t, 6, s.Seal().Evacuation(all)[0].ToHost)
 	require.Zero(t, s.Seal().Evacuation(func(id uint64) bool { return id != 6 })[0].ToHost)
 
-	// The catalog is moved like any other shard; what is lost goes first.
+	// What is lost goes first; the catalog has plans of its own.
 	apply(t, s, &DrainHost{HostID: 1}, code.OK)
 	apply(t, s, &ReplicaReport{Shard: shard, Replica: 2, Kind: ReportLost}, code.OK)
 	plans = s.Seal().Evacuation(all)
 	require.Equal(t, []Planned{
 		{Shard: shard, From: 2, FromHost: 5, ToHost: 2, Why: "lost"},
-		{Shard: ShardID, From: 1, FromHost: 1, ToHost: 3, Why: "draining"},
 	}, plans)
 
 	// Four queues were made when there were three full hosts; then a fourth one came.

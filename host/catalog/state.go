@@ -17,7 +17,8 @@ import (
 //  2. a queue's shards are placed, not deleted, and name it; a placement of a queue that is not deleted belongs to one;
 //  3. replica ids of a placement ascend from 1, and no two of its replicas that are not removed are on one host;
 //  4. a witness is never an initial member;
-//  5. a move is of a shard that is not deleted, between two of its replicas that are not out of it; and there are at most MaxMoves;
+//  5. a move is of a shard that is not deleted, between two of its replicas that are not out of it, or as checkReseat has it; and there
+//     are at most MaxMoves;
 //  6. a growth is of a queue, and its shards are placed, not deleted, and numbered as the queue's last partitions: behind the others
 //     until it is opened, among them from then on.
 type State struct {
@@ -137,6 +138,8 @@ func (s *State) apply(c Command, r *Result) (changed bool, _ *refusal) {
 		return s.startMove(c)
 	case *MoveReport:
 		return s.reportMove(c)
+	case *Reseat:
+		return s.reseat(c)
 	}
 	return false, refuse(code.Malformed, "unknown command")
 }
@@ -362,6 +365,9 @@ func (s *State) reportReplica(c *ReplicaReport) (bool, *refusal) {
 	p.Replicas = slices.Clone(p.Replicas)
 	p.Replicas[i] = next
 	s.d.placements[p.Shard] = p
+	if m := s.d.moves[p.Shard]; next.State == ReplicaRemoved && m.Step == MoveWipe && m.From == next.ID {
+		s.wiped(m)
+	}
 	return true, nil
 }
 

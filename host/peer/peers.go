@@ -52,6 +52,9 @@ type ShardReport struct {
 	StoredBytes    uint64 // of a full replica's partition, at Applied
 }
 
+// DamagedReplica is one whose state on its host's disk is damaged.
+type DamagedReplica struct{ Shard, Replica uint64 }
+
 // Backend is what Peers tells and asks of its host. Its methods are called by any goroutine. Their errors are *code.Error.
 type Backend interface {
 	Identity() Identity
@@ -69,6 +72,8 @@ type Backend interface {
 	LowSpace() bool
 	// ClockRefused says whether this host does not take up its wall clock.
 	ClockRefused() bool
+	// Damaged are this host's replicas whose state on its disk is damaged.
+	Damaged() []DamagedReplica
 	// Refused is told that another host does not take this process for the host that it says it is; it must not block.
 	Refused(err error)
 	// CopiesReported takes what another host's full replicas have on disk; it must not block. CopiesEnded says that
@@ -88,10 +93,12 @@ type Config struct {
 	Backend  Backend
 	Interval time.Duration // between two reports to a host
 	Silence  time.Duration // without a report after which a host is not alive
-	Wall     func() time.Time
-	Boot     func() time.Duration // the time since boot
-	Logger   *zap.Logger
-	TLS      *certs.Store // nil: plain text. Else mutual, with one CA for all hosts
+	// CommandLevel says which commands of the catalog this host understands.
+	CommandLevel uint32
+	Wall         func() time.Time
+	Boot         func() time.Duration // the time since boot
+	Logger       *zap.Logger
+	TLS          *certs.Store // nil: plain text. Else mutual, with one CA for all hosts
 	// Cert says whether a certificate is that of a host; nil takes any.
 	Cert func(cert *x509.Certificate, hostID uint64) error
 

@@ -51,7 +51,13 @@ func (h *testHost) Hosts() []uint64 { return h.others }
 
 func (h *testHost) LowSpace() bool     { return h.low.Load() }
 func (h *testHost) ClockRefused() bool { return h.low.Load() }
-func (h *testHost) Refused(err error)  { h.refusals.Store(err) }
+func (h *testHost) Damaged() []DamagedReplica {
+	if h.low.Load() {
+		return []DamagedReplica{{Shard: 3, Replica: 4}}
+	}
+	return nil
+}
+func (h *testHost) Refused(err error) { h.refusals.Store(err) }
 func (h *testHost) Reports() ([]ShardReport, uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -109,7 +115,7 @@ func newPair(t *testing.T) (a, b *testHost) {
 				}
 				return other.Addr().String(), true
 			},
-			Interval: 10 * time.Millisecond, Silence: 300 * time.Millisecond,
+			Interval: 10 * time.Millisecond, Silence: 300 * time.Millisecond, CommandLevel: 7,
 			Boot: func() time.Duration { return time.Since(began) },
 			Wall: func() time.Time { return time.Now().Add(time.Duration(h.wall.Load()) * time.Millisecond) },
 		})

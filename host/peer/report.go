@@ -7,6 +7,7 @@ import (
 
 	"connectrpc.com/connect"
 	"go.uber.org/zap"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/tierq/tierq/host/peer/peerv1"
 	"github.com/tierq/tierq/queue/code"
@@ -29,6 +30,8 @@ type other struct {
 	catalog   uint64 // version
 	low       bool   // its disk is nearly full
 	skewed    bool   // it does not take up its wall clock
+	level     uint32 // of the catalog's commands that it understands
+	damaged   []DamagedReplica
 
 	// Its wall clock at boot time 0 of this host, as its last answer showed: a step of this host's own wall clock does not move it.
 	wallMs  int64
@@ -102,6 +105,26 @@ func (p *Peers) LowSpace(hostID uint64) bool {
 	defer p.mu.Unlock()
 	o, ok := p.others[hostID]
 	return ok && o.low && time.Since(o.heard) < p.cfg.Silence
+}
+
+// CommandLevel returns which commands of the catalog a host's version understands, as it last told; 0 of one that was never heard of.
+func (p *Peers) CommandLevel(hostID uint64) uint32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o, ok := p.others[hostID]; ok {
+		return o.level
+	}
+	return 0
+}
+
+// Damaged returns the replicas of a host that is heard of whose state on its disk is damaged, as it last told.
+func (p *Peers) Damaged(hostID uint64) []DamagedReplica {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o, ok := p.others[hostID]; ok && time.Since(o.heard) < p.cfg.Silence {
+		return o.damaged
+	}
+	return nil
 }
 
 // CatalogVersion returns the version of a host's catalog as it last told.
@@ -205,6 +228,10 @@ func (p *Peers) takeReport(r *peerv1.ReportRequest, from string) (needFull bool,
 	}
 	o.heard, o.catalog, o.low, o.skewed = time.Now(), r.CatalogVersion, r.LowSpace, r.ClockRefused
 	o.reported, o.from = o.heard, from
+	o.level, o.damaged = r.CommandLevel, nil
+	for _, d := range r.Damaged {
+		o.damaged = append(o.damaged, DamagedReplica{Shard: d.ShardId, Replica: d.ReplicaId})
+	}
 	if !r.Full && (o.shards == nil || o.processID != r.ProcessId || o.sequence+1 != r.Sequence) {
 		return true, nil
 	}
@@ -232,9 +259,15 @@ func (p *Peers) reportLoop() {
 	for {
 		if p.cfg.Fleet() != "" {
 			shards, version := p.cfg.Backend.Reports()
-			low, skewed := p.cfg.Backend.LowSpace(), p.cfg.Backend.ClockRefused()
+			about := &peerv1.ReportRequest{
+				HostId: p.cfg.HostID, ProcessId: p.processID, CatalogVersion: version, LowSpace: p.cfg.Backend.LowSpace(),
+				ClockRefused: p.cfg.Backend.ClockRefused(), CommandLevel: p.cfg.CommandLevel,
+			}
+			for _, d := range p.cfg.Backend.Damaged() {
+				about.Damaged = append(about.Damaged, &peerv1.DamagedReplica{ShardId: d.Shard, ReplicaId: d.Replica})
+			}
 			for _, hostID := range p.cfg.Backend.Hosts() {
-				p.report(hostID, shards, version, low, skewed)
+				p.report(hostID, shards, about)
 			}
 		}
 		select {
@@ -245,8 +278,8 @@ func (p *Peers) reportLoop() {
 	}
 }
 
-// report sends one report, in a goroutine of its own.
-func (p *Peers) report(hostID uint64, shards []ShardReport, version uint64, low, skewed bool) {
+// report sends one report, in a goroutine of its own. about is what it says of the host itself; it is not changed.
+func (p *Peers) report(hostID uint64, shards []ShardReport, about *peerv1.ReportRequest) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.otherLocked(hostID)
@@ -258,11 +291,8 @@ func (p *Peers) report(hostID uint64, shards []ShardReport, version uint64, low,
 	}
 	o.busy = true
 	o.sent++
-	full := o.told == nil
-	r := &peerv1.ReportRequest{
-		HostId: p.cfg.HostID, ProcessId: p.processID, Sequence: o.sent, Full: full,
-		Shards: changes(o.told, shards), CatalogVersion: version, LowSpace: low, ClockRefused: skewed,
-	}
+	r := proto.CloneOf(about)
+	r.Sequence, r.Full, r.Shards = o.sent, o.told == nil, changes(o.told, shards)
 	p.tasks.Add(1)
 	go func() {
 		defer p.tasks.Done()

@@ -75,6 +75,7 @@ const (
 	GroupPaused         Code = 0x200a
 	LimitReached        Code = 0x200b
 	HostRefused         Code = 0x200c // removed from the fleet, or back without its data
+	ReplicaNeeded       Code = 0x200d // the others could not go on without it
 
 	Backpressure         Code = 0x4001
 	QuotaExceeded        Code = 0x4002

@@ -46,6 +46,7 @@ var table = []Info{
 	{GroupPaused, "GROUP_PAUSED", ClassTransient, "the group or queue is paused: resume it"},
 	{LimitReached, "LIMIT_REACHED", ClassPermanent, "a limit of this host or shard is reached: the details name it, remove something or add hosts"},
 	{HostRefused, "HOST_REFUSED", ClassFatal, "the fleet does not take this host back: give it another id and an empty data directory, and let it join with a token"},
+	{ReplicaNeeded, "REPLICA_NEEDED", ClassPermanent, "the other replicas could not go on without this one: bring them back, or let another host join, first"},
 	{Backpressure, "BACKPRESSURE", ClassTransient, "too much is in flight: repeat after a pause"},
 	{QuotaExceeded, "QUOTA_EXCEEDED", ClassTransient, "the tenant's quota is used up: slow down, or raise it with `tierq tenant`"},
 	{RateLimited, "RATE_LIMITED", ClassTransient, "requests come faster than the limit allows: slow down"},

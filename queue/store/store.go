@@ -48,6 +48,7 @@ type Store struct {
 	db    *pebble.DB
 	dir   string
 	opts  Options
+	fresh bool // Open made it
 	flush flusher
 
 	// commits counts finished commits; a commit's number is taken after it returned.
@@ -79,27 +80,39 @@ func Open(dir string, opts Options) (*Store, error) {
 	return s, nil
 }
 
-// prepare checks or writes the format version and drops leftovers of unfinished installs.
+// prepare checks or writes the format version and drops leftovers of unfinished installs. Damage that it meets is the trouble of the
+// shards that it is in: what is left over there is dropped when the shard is used.
 func (s *Store) prepare() error {
 	if err := s.checkFormat(); err != nil {
 		return err
 	}
 	ids, err := s.Shards()
-	if err != nil {
+	if IsDamaged(err) {
+		s.backgroundError(fmt.Errorf("look for unfinished installs: %w", err))
+	} else if err != nil {
 		return err
 	}
 	for _, id := range ids {
-		if err := s.dropLeftovers(id); err != nil {
+		if err := s.dropLeftovers(id); IsDamaged(err) {
+			s.backgroundError(fmt.Errorf("shard %d: drop what an unfinished install left: %w", id, err))
+		} else if err != nil {
 			return fmt.Errorf("shard %d: %w", id, err)
 		}
 	}
 	return nil
 }
 
+// IsDamaged says whether an error of this package means that a file does not hold what was written to it.
+func IsDamaged(err error) bool { return err != nil && pebble.IsCorruptionError(err) }
+
+// Fresh says whether Open found nothing in the directory, and made the store.
+func (s *Store) Fresh() bool { return s.fresh }
+
 func (s *Store) checkFormat() error {
 	key := append(appendPrefix(nil, 0, 0), recordOwn)
 	v, closer, err := s.db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
+		s.fresh = true
 		b := s.db.NewBatch()
 		if err := b.Set(key, []byte{formatVersion}, nil); err != nil {
 			return errors.Join(err, b.Close())
@@ -116,8 +129,9 @@ func (s *Store) checkFormat() error {
 	return nil
 }
 
-// Shard returns the handle of a shard, the same one for the same id. It reads the shard's pointer on first use and
-// writes nothing: a shard exists once something was committed to it. It panics for id 0, which is reserved.
+// Shard returns the handle of a shard, the same one for the same id. It reads the shard's pointer on first use, and writes only where
+// damage has kept Open from dropping an unfinished install: a shard exists once something was committed to it. It panics for id 0, which
+// is reserved.
 func (s *Store) Shard(id uint64) (*Shard, error) {
 	if id == 0 {
 		panic("BUG: shard 0 is reserved")
@@ -131,6 +145,11 @@ func (s *Store) Shard(id uint64) (*Shard, error) {
 		return h, nil
 	}
 	p, err := s.readPointer(id)
+	if err == nil && p.installing != 0 {
+		if err = s.dropLeftovers(id); err == nil {
+			p, err = s.readPointer(id)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("shard %d: %w", id, err)
 	}
@@ -162,13 +181,27 @@ func (s *Store) Shards() ([]uint64, error) {
 }
 
 // DeleteShard removes everything of a shard in one batch; its handle is dead from then on: commits through it return
-// ErrSuperseded, and Shard returns a new one. Deleting a shard that does not exist does nothing.
+// ErrSuperseded, and Shard returns a new one. Deleting a shard that does not exist does nothing. It takes one that is damaged, too.
 func (s *Store) DeleteShard(id uint64) error {
 	h, err := s.Shard(id)
+	if IsDamaged(err) { // it has no handle, so nobody uses it
+		return s.deleteRange(id)
+	}
 	if err != nil {
 		return err
 	}
 	return s.delete(h)
+}
+
+func (s *Store) deleteRange(id uint64) error {
+	b := s.db.NewBatch()
+	if err := b.DeleteRange(appendPrefix(nil, id, 0), shardEnd(id), nil); err != nil {
+		return errors.Join(err, b.Close())
+	}
+	if err := s.commit(b); err != nil {
+		return fmt.Errorf("delete shard %d: %w", id, err)
+	}
+	return nil
 }
 
 func (s *Store) delete(h *Shard) error {
@@ -187,12 +220,8 @@ func (s *Store) delete(h *Shard) error {
 	if h.pointer.installing != 0 {
 		return fmt.Errorf("delete shard %d: an install is under way", id)
 	}
-	b := s.db.NewBatch()
-	if err := b.DeleteRange(appendPrefix(nil, id, 0), shardEnd(id), nil); err != nil {
-		return errors.Join(err, b.Close())
-	}
-	if err := s.commit(b); err != nil {
-		return fmt.Errorf("delete shard %d: %w", id, err)
+	if err := s.deleteRange(id); err != nil {
+		return err
 	}
 	h.dead = true
 	s.mu.Lock()

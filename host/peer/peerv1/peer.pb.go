@@ -558,7 +558,11 @@ type ReportRequest struct {
 	// The host's disk is nearly full.
 	LowSpace bool `protobuf:"varint,7,opt,name=low_space,json=lowSpace,proto3" json:"low_space,omitempty"`
 	// The host does not take up its wall clock: it differs from the others'.
-	ClockRefused  bool `protobuf:"varint,8,opt,name=clock_refused,json=clockRefused,proto3" json:"clock_refused,omitempty"`
+	ClockRefused bool `protobuf:"varint,8,opt,name=clock_refused,json=clockRefused,proto3" json:"clock_refused,omitempty"`
+	// Which commands of the catalog the host's version understands: 0 those of the first version, 1 also reseat.
+	CommandLevel uint32 `protobuf:"varint,9,opt,name=command_level,json=commandLevel,proto3" json:"command_level,omitempty"`
+	// The replicas whose state on the host's disk is damaged, whether they run or not.
+	Damaged       []*DamagedReplica `protobuf:"bytes,10,rep,name=damaged,proto3" json:"damaged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -649,6 +653,72 @@ func (x *ReportRequest) GetClockRefused() bool {
 	return false
 }
 
+func (x *ReportRequest) GetCommandLevel() uint32 {
+	if x != nil {
+		return x.CommandLevel
+	}
+	return 0
+}
+
+func (x *ReportRequest) GetDamaged() []*DamagedReplica {
+	if x != nil {
+		return x.Damaged
+	}
+	return nil
+}
+
+type DamagedReplica struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ShardId       uint64                 `protobuf:"varint,1,opt,name=shard_id,json=shardId,proto3" json:"shard_id,omitempty"`
+	ReplicaId     uint64                 `protobuf:"varint,2,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DamagedReplica) Reset() {
+	*x = DamagedReplica{}
+	mi := &file_peerv1_peer_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DamagedReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DamagedReplica) ProtoMessage() {}
+
+func (x *DamagedReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_peerv1_peer_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DamagedReplica.ProtoReflect.Descriptor instead.
+func (*DamagedReplica) Descriptor() ([]byte, []int) {
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *DamagedReplica) GetShardId() uint64 {
+	if x != nil {
+		return x.ShardId
+	}
+	return 0
+}
+
+func (x *DamagedReplica) GetReplicaId() uint64 {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return 0
+}
+
 type ReportResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The callee's wall clock, unix ms.
@@ -661,7 +731,7 @@ type ReportResponse struct {
 
 func (x *ReportResponse) Reset() {
 	*x = ReportResponse{}
-	mi := &file_peerv1_peer_proto_msgTypes[11]
+	mi := &file_peerv1_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +743,7 @@ func (x *ReportResponse) String() string {
 func (*ReportResponse) ProtoMessage() {}
 
 func (x *ReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[11]
+	mi := &file_peerv1_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +756,7 @@ func (x *ReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportResponse.ProtoReflect.Descriptor instead.
 func (*ReportResponse) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{11}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ReportResponse) GetWallMs() int64 {
@@ -725,7 +795,7 @@ type ShardReport struct {
 
 func (x *ShardReport) Reset() {
 	*x = ShardReport{}
-	mi := &file_peerv1_peer_proto_msgTypes[12]
+	mi := &file_peerv1_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -737,7 +807,7 @@ func (x *ShardReport) String() string {
 func (*ShardReport) ProtoMessage() {}
 
 func (x *ShardReport) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[12]
+	mi := &file_peerv1_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -750,7 +820,7 @@ func (x *ShardReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShardReport.ProtoReflect.Descriptor instead.
 func (*ShardReport) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{12}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ShardReport) GetShardId() uint64 {
@@ -825,7 +895,7 @@ type CopiesRequest struct {
 
 func (x *CopiesRequest) Reset() {
 	*x = CopiesRequest{}
-	mi := &file_peerv1_peer_proto_msgTypes[13]
+	mi := &file_peerv1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +907,7 @@ func (x *CopiesRequest) String() string {
 func (*CopiesRequest) ProtoMessage() {}
 
 func (x *CopiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[13]
+	mi := &file_peerv1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +920,7 @@ func (x *CopiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopiesRequest.ProtoReflect.Descriptor instead.
 func (*CopiesRequest) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{13}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CopiesRequest) GetReports() []*CopyReport {
@@ -874,7 +944,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_peerv1_peer_proto_msgTypes[14]
+	mi := &file_peerv1_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +956,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[14]
+	mi := &file_peerv1_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +969,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{14}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CopyReport) GetShardId() uint64 {
@@ -945,7 +1015,7 @@ type CopiesResponse struct {
 
 func (x *CopiesResponse) Reset() {
 	*x = CopiesResponse{}
-	mi := &file_peerv1_peer_proto_msgTypes[15]
+	mi := &file_peerv1_peer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1027,7 @@ func (x *CopiesResponse) String() string {
 func (*CopiesResponse) ProtoMessage() {}
 
 func (x *CopiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[15]
+	mi := &file_peerv1_peer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1040,7 @@ func (x *CopiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopiesResponse.ProtoReflect.Descriptor instead.
 func (*CopiesResponse) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{15}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{16}
 }
 
 // ErrorDetail is a failure or a refusal with its registry code (queue/code), as a detail of a connect error.
@@ -991,7 +1061,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_peerv1_peer_proto_msgTypes[16]
+	mi := &file_peerv1_peer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1073,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[16]
+	mi := &file_peerv1_peer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1086,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{16}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1117,7 +1187,7 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\x15ProposeCatalogRequest\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\fR\acommand\"0\n" +
 	"\x16ProposeCatalogResponse\x12\x16\n" +
-	"\x06result\x18\x01 \x01(\fR\x06result\"\x96\x02\n" +
+	"\x06result\x18\x01 \x01(\fR\x06result\"\xf4\x02\n" +
 	"\rReportRequest\x12\x17\n" +
 	"\ahost_id\x18\x01 \x01(\x04R\x06hostId\x12\x1d\n" +
 	"\n" +
@@ -1127,7 +1197,14 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\x06shards\x18\x05 \x03(\v2\x1a.tierq.peer.v1.ShardReportR\x06shards\x12'\n" +
 	"\x0fcatalog_version\x18\x06 \x01(\x04R\x0ecatalogVersion\x12\x1b\n" +
 	"\tlow_space\x18\a \x01(\bR\blowSpace\x12#\n" +
-	"\rclock_refused\x18\b \x01(\bR\fclockRefused\"F\n" +
+	"\rclock_refused\x18\b \x01(\bR\fclockRefused\x12#\n" +
+	"\rcommand_level\x18\t \x01(\rR\fcommandLevel\x127\n" +
+	"\adamaged\x18\n" +
+	" \x03(\v2\x1d.tierq.peer.v1.DamagedReplicaR\adamaged\"J\n" +
+	"\x0eDamagedReplica\x12\x19\n" +
+	"\bshard_id\x18\x01 \x01(\x04R\ashardId\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x02 \x01(\x04R\treplicaId\"F\n" +
 	"\x0eReportResponse\x12\x17\n" +
 	"\awall_ms\x18\x01 \x01(\x03R\x06wallMs\x12\x1b\n" +
 	"\tneed_full\x18\x02 \x01(\bR\bneedFull\"\x90\x02\n" +
@@ -1188,7 +1265,7 @@ func file_peerv1_peer_proto_rawDescGZIP() []byte {
 	return file_peerv1_peer_proto_rawDescData
 }
 
-var file_peerv1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_peerv1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_peerv1_peer_proto_goTypes = []any{
 	(*OutboxPublishRequest)(nil),   // 0: tierq.peer.v1.OutboxPublishRequest
 	(*OutboxPublishResponse)(nil),  // 1: tierq.peer.v1.OutboxPublishResponse
@@ -1201,36 +1278,38 @@ var file_peerv1_peer_proto_goTypes = []any{
 	(*ProposeCatalogRequest)(nil),  // 8: tierq.peer.v1.ProposeCatalogRequest
 	(*ProposeCatalogResponse)(nil), // 9: tierq.peer.v1.ProposeCatalogResponse
 	(*ReportRequest)(nil),          // 10: tierq.peer.v1.ReportRequest
-	(*ReportResponse)(nil),         // 11: tierq.peer.v1.ReportResponse
-	(*ShardReport)(nil),            // 12: tierq.peer.v1.ShardReport
-	(*CopiesRequest)(nil),          // 13: tierq.peer.v1.CopiesRequest
-	(*CopyReport)(nil),             // 14: tierq.peer.v1.CopyReport
-	(*CopiesResponse)(nil),         // 15: tierq.peer.v1.CopiesResponse
-	(*ErrorDetail)(nil),            // 16: tierq.peer.v1.ErrorDetail
+	(*DamagedReplica)(nil),         // 11: tierq.peer.v1.DamagedReplica
+	(*ReportResponse)(nil),         // 12: tierq.peer.v1.ReportResponse
+	(*ShardReport)(nil),            // 13: tierq.peer.v1.ShardReport
+	(*CopiesRequest)(nil),          // 14: tierq.peer.v1.CopiesRequest
+	(*CopyReport)(nil),             // 15: tierq.peer.v1.CopyReport
+	(*CopiesResponse)(nil),         // 16: tierq.peer.v1.CopiesResponse
+	(*ErrorDetail)(nil),            // 17: tierq.peer.v1.ErrorDetail
 }
 var file_peerv1_peer_proto_depIdxs = []int32{
 	4,  // 0: tierq.peer.v1.HelloResponse.members:type_name -> tierq.peer.v1.CatalogMember
-	12, // 1: tierq.peer.v1.ReportRequest.shards:type_name -> tierq.peer.v1.ShardReport
-	14, // 2: tierq.peer.v1.CopiesRequest.reports:type_name -> tierq.peer.v1.CopyReport
-	2,  // 3: tierq.peer.v1.PeerService.Hello:input_type -> tierq.peer.v1.HelloRequest
-	5,  // 4: tierq.peer.v1.PeerService.WatchCatalog:input_type -> tierq.peer.v1.WatchCatalogRequest
-	7,  // 5: tierq.peer.v1.PeerService.ReadCatalog:input_type -> tierq.peer.v1.ReadCatalogRequest
-	8,  // 6: tierq.peer.v1.PeerService.ProposeCatalog:input_type -> tierq.peer.v1.ProposeCatalogRequest
-	10, // 7: tierq.peer.v1.PeerService.Report:input_type -> tierq.peer.v1.ReportRequest
-	13, // 8: tierq.peer.v1.PeerService.Copies:input_type -> tierq.peer.v1.CopiesRequest
-	0,  // 9: tierq.peer.v1.OutboxService.Publish:input_type -> tierq.peer.v1.OutboxPublishRequest
-	3,  // 10: tierq.peer.v1.PeerService.Hello:output_type -> tierq.peer.v1.HelloResponse
-	6,  // 11: tierq.peer.v1.PeerService.WatchCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
-	6,  // 12: tierq.peer.v1.PeerService.ReadCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
-	9,  // 13: tierq.peer.v1.PeerService.ProposeCatalog:output_type -> tierq.peer.v1.ProposeCatalogResponse
-	11, // 14: tierq.peer.v1.PeerService.Report:output_type -> tierq.peer.v1.ReportResponse
-	15, // 15: tierq.peer.v1.PeerService.Copies:output_type -> tierq.peer.v1.CopiesResponse
-	1,  // 16: tierq.peer.v1.OutboxService.Publish:output_type -> tierq.peer.v1.OutboxPublishResponse
-	10, // [10:17] is the sub-list for method output_type
-	3,  // [3:10] is the sub-list for method input_type
-	3,  // [3:3] is the sub-list for extension type_name
-	3,  // [3:3] is the sub-list for extension extendee
-	0,  // [0:3] is the sub-list for field type_name
+	13, // 1: tierq.peer.v1.ReportRequest.shards:type_name -> tierq.peer.v1.ShardReport
+	11, // 2: tierq.peer.v1.ReportRequest.damaged:type_name -> tierq.peer.v1.DamagedReplica
+	15, // 3: tierq.peer.v1.CopiesRequest.reports:type_name -> tierq.peer.v1.CopyReport
+	2,  // 4: tierq.peer.v1.PeerService.Hello:input_type -> tierq.peer.v1.HelloRequest
+	5,  // 5: tierq.peer.v1.PeerService.WatchCatalog:input_type -> tierq.peer.v1.WatchCatalogRequest
+	7,  // 6: tierq.peer.v1.PeerService.ReadCatalog:input_type -> tierq.peer.v1.ReadCatalogRequest
+	8,  // 7: tierq.peer.v1.PeerService.ProposeCatalog:input_type -> tierq.peer.v1.ProposeCatalogRequest
+	10, // 8: tierq.peer.v1.PeerService.Report:input_type -> tierq.peer.v1.ReportRequest
+	14, // 9: tierq.peer.v1.PeerService.Copies:input_type -> tierq.peer.v1.CopiesRequest
+	0,  // 10: tierq.peer.v1.OutboxService.Publish:input_type -> tierq.peer.v1.OutboxPublishRequest
+	3,  // 11: tierq.peer.v1.PeerService.Hello:output_type -> tierq.peer.v1.HelloResponse
+	6,  // 12: tierq.peer.v1.PeerService.WatchCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
+	6,  // 13: tierq.peer.v1.PeerService.ReadCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
+	9,  // 14: tierq.peer.v1.PeerService.ProposeCatalog:output_type -> tierq.peer.v1.ProposeCatalogResponse
+	12, // 15: tierq.peer.v1.PeerService.Report:output_type -> tierq.peer.v1.ReportResponse
+	16, // 16: tierq.peer.v1.PeerService.Copies:output_type -> tierq.peer.v1.CopiesResponse
+	1,  // 17: tierq.peer.v1.OutboxService.Publish:output_type -> tierq.peer.v1.OutboxPublishResponse
+	11, // [11:18] is the sub-list for method output_type
+	4,  // [4:11] is the sub-list for method input_type
+	4,  // [4:4] is the sub-list for extension type_name
+	4,  // [4:4] is the sub-list for extension extendee
+	0,  // [0:4] is the sub-list for field type_name
 }
 
 func init() { file_peerv1_peer_proto_init() }
@@ -1244,7 +1323,7 @@ func file_peerv1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_peerv1_peer_proto_rawDesc), len(file_peerv1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
