@@ -5,8 +5,10 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
 )
@@ -48,6 +50,9 @@ type Clock struct {
 	skewed    bool
 	tolerated time.Duration // the offset that an operator has accepted
 	peers     func() []time.Duration
+
+	// onSkew, if set, hears whenever the wall clock is refused, or taken up again. It is called under mu.
+	onSkew func(refused bool)
 }
 
 // newClock takes up the wall clock as it is until the first other host can be asked. peers returns how far ahead of this host's wall
@@ -89,7 +94,7 @@ func (c *Clock) readLocked(now time.Duration) {
 	if !c.compared && now-c.begun < wallInterval {
 		c.nextRead = now + firstReads
 	}
-	step := c.stepLocked(wall, now)
+	step, was := c.stepLocked(wall, now), c.skewed
 	switch low, high := medians(append(others, 0)); {
 	case len(others) == 0:
 		c.skewed = step.Abs() > wallStep
@@ -100,11 +105,23 @@ func (c *Clock) readLocked(now time.Duration) {
 	default:
 		c.skewed = c.tolerated == 0 || !agrees(nearer(low, high), c.tolerated)
 	}
+	if c.onSkew != nil && c.skewed != was {
+		c.onSkew(c.skewed)
+	}
 	if c.skewed {
 		c.nextRead = now + skewedReads
 	} else {
 		c.accepted, c.at = wall, now
 	}
+}
+
+// tellSkew is the clock's onSkew.
+func (h *RaftHost) tellSkew(refused bool) {
+	if refused {
+		h.log.Warn("this host's clock differs from the fleet's: it is not taken up, and calls are refused", event.Is("clock"), zap.Bool("refused", true))
+		return
+	}
+	h.log.Info("this host's clock agrees with the fleet's again", event.Is("clock"), zap.Bool("refused", false))
 }
 
 // stepLocked is by how much the wall clock has moved more than boot time since it was last taken up.

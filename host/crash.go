@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"go.uber.org/zap"
+
+	"github.com/tierq/tierq/host/event"
 )
 
 // The runtime writes to crashFile what it says when the process panics, so that the next start knows whether the last one ended so. What
@@ -37,7 +39,7 @@ func (h *RaftHost) openCrashFile() (panicked bool, err error) {
 		if err := os.Rename(path, last); err != nil {
 			return true, fmt.Errorf("keep the last crash: %w", err)
 		}
-		h.log.Error("the last process of this host ended by a panic", zap.String("file", last))
+		h.log.Error("the last process of this host ended by a panic", event.Is("crashed"), zap.String("file", last))
 	}
 	if h.crash, err = os.Create(path); err != nil {
 		return panicked, fmt.Errorf("open the crash file: %w", err)

@@ -7,6 +7,7 @@ import (
 	"github.com/lni/dragonboat/v4/raftio"
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/queue"
 )
 
@@ -102,7 +103,7 @@ func (e *systemEvents) SnapshotReceived(info raftio.SnapshotInfo) {
 	if v, ok := e.h.replicas.Load(info.ShardID); ok {
 		v.(*running).received.Store(info.Index)
 	}
-	e.h.log.Info("snapshot received", zap.Uint64("shard", info.ShardID), zap.Uint64("from", info.From), zap.Uint64("index", info.Index))
+	e.h.log.Info("snapshot received", event.Is("snapshot-received"), zap.Uint64("shard", info.ShardID), zap.Uint64("from", info.From), zap.Uint64("index", info.Index))
 }
 
 func (e *systemEvents) SendSnapshotAborted(info raftio.SnapshotInfo) {

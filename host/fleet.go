@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/host/peer"
 	"github.com/tierq/tierq/host/peer/peerv1"
 	"github.com/tierq/tierq/queue/code"
@@ -260,7 +261,7 @@ func (h *RaftHost) initFleet(ctx context.Context) bool {
 		}
 		if err == nil {
 			if err = h.updateIdentity(func(id *identity) { id.Fleet = r.Fleet.String() }); err == nil {
-				h.log.Info("the fleet is formed", zap.Stringer("fleet", r.Fleet))
+				h.log.Info("the fleet is formed", event.Is("fleet-formed"), zap.Stringer("fleet", r.Fleet))
 				return true
 			}
 		}
@@ -330,7 +331,7 @@ func (h *RaftHost) setView(v *catalog.View) {
 		return
 	}
 	if own := h.Fleet(); own != (catalog.FleetID{}) && v.Fleet() != own {
-		h.log.Error("a catalog of another fleet is refused", zap.Stringer("own", own), zap.Stringer("other", v.Fleet()))
+		h.log.Error("a catalog of another fleet is refused", event.Is("foreign-catalog"), zap.Stringer("own", own), zap.Stringer("other", v.Fleet()))
 		return
 	}
 	if v.RemovedHost(h.cfg.HostID) {

@@ -12,6 +12,7 @@ import (
 	"github.com/lni/dragonboat/v4/raftpb"
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/queue/certs"
 )
 
@@ -112,7 +113,7 @@ func (g *gatekeeper) stranger(from, fleet string) {
 	if last := g.told.Load(); now-last < int64(strangerEvery) || !g.told.CompareAndSwap(last, now) {
 		return
 	}
-	g.log.Error("Raft messages of another fleet are refused: a host of that fleet has been given this host's address, or this one another fleet's data directory",
+	g.log.Error("Raft messages of another fleet are refused: a host of that fleet has been given this host's address, or this one another fleet's data directory", event.Is("foreign-messages"),
 		zap.String("from", from), zap.String("fleet", fleet), zap.String("own", g.fleet()))
 }
 

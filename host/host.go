@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/host/peer"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
@@ -236,6 +237,7 @@ func (h *RaftHost) openPeers() (err error) {
 		Through:      through,
 	})
 	h.clock = newClock(h.cfg.WallClock, h.cfg.BootClock, h.peers.ClockOffsets)
+	h.clock.onSkew = h.tellSkew
 	return nil
 }
 
@@ -297,7 +299,7 @@ func (h *RaftHost) nodeHostConfig(dir string) (config.NodeHostConfig, error) {
 		OnLastEntry:       h.lastEntry,
 		OnOpen:            func(l *wal.Log) { h.raftLog.Store(l) },
 		OnSpace:           h.onSpace,
-		OnFailure:         func(err error) { h.log.Error("the Raft log failed, this host stops", zap.Error(err)) },
+		OnFailure:         func(err error) { h.log.Error("the Raft log failed, this host stops", event.Is("log-failed"), zap.Error(err)) },
 		WitnessMembership: witness.Membership,
 		Logger:            h.log.Named("wal"),
 		Registerer:        h.cfg.Registerer,
@@ -536,6 +538,6 @@ func (h *RaftHost) conflict(shard, replica, hostID, claimed uint64) {
 	if last := h.conflictAt.Load(); now-last < 10 || !h.conflictAt.CompareAndSwap(last, now) {
 		return
 	}
-	h.log.Error("two hosts say that they hold the same replica: a data directory was copied, or an id was given to two hosts",
+	h.log.Error("two hosts say that they hold the same replica: a data directory was copied, or an id was given to two hosts", event.Is("replica-held-twice"),
 		zap.Uint64("shard", shard), zap.Uint64("replica", replica), zap.Uint64("at", hostID), zap.Uint64("claimedBy", claimed))
 }

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/host/peer"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
@@ -152,7 +153,7 @@ func (h *RaftHost) addMember(ctx context.Context, m catalog.Move, members Member
 		if err != nil {
 			return err
 		}
-		h.log.Info("replica added", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(to.ID)), zap.Stringer("birth", to.Birth), zap.Uint64("on", to.HostID))
+		h.log.Info("replica added", event.Is("replica-added"), zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(to.ID)), zap.Stringer("birth", to.Birth), zap.Uint64("on", to.HostID))
 	}
 	return h.reportMove(ctx, m, catalog.MoveAdded)
 }
@@ -168,7 +169,7 @@ func (h *RaftHost) promote(ctx context.Context, m catalog.Move, members Membersh
 		if err != nil {
 			return err
 		}
-		h.log.Info("replica promoted", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(to.ID)), zap.Uint64("on", to.HostID))
+		h.log.Info("replica promoted", event.Is("replica-promoted"), zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(to.ID)), zap.Uint64("on", to.HostID))
 	}
 	return h.reportMove(ctx, m, catalog.MovePromoted)
 }
@@ -241,7 +242,7 @@ func (h *RaftHost) removeMember(ctx context.Context, m catalog.Move, members Mem
 		if err != nil {
 			return err
 		}
-		h.log.Info("replica removed", zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(gone.ID)), zap.Uint64("from", gone.HostID))
+		h.log.Info("replica removed", event.Is("replica-removed"), zap.Uint64("shard", m.Shard), zap.Uint64("replica", uint64(gone.ID)), zap.Uint64("from", gone.HostID))
 	}
 	h.copies.drop(m.Shard, uint64(gone.ID))
 	done := catalog.MoveDone
@@ -315,7 +316,7 @@ func (h *RaftHost) planMoves(ctx context.Context) error {
 	}
 	for _, m := range v.Moves() {
 		if why := h.hopeless(v, m); why != "" {
-			h.log.Info("move given up", zap.Uint64("shard", m.Shard), zap.Uint64("to", uint64(m.To)), zap.String("because", why))
+			h.log.Info("move given up", event.Is("move-given-up"), zap.Uint64("shard", m.Shard), zap.Uint64("to", uint64(m.To)), zap.String("because", why))
 			propose(&catalog.MoveReport{Shard: m.Shard, To: m.To, Event: catalog.MoveAborted})
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
 )
@@ -445,7 +446,7 @@ func (h *RaftHost) removeHere(ctx context.Context, key replicaKey, birth catalog
 		}
 	}
 	h.forgetTrouble(key.shard)
-	h.log.Info("data of a replica removed", zap.Uint64("shard", key.shard), zap.Uint64("replica", key.replica))
+	h.log.Info("data of a replica removed", event.Is("replica-data-removed"), zap.Uint64("shard", key.shard), zap.Uint64("replica", key.replica))
 	return h.journal.record(key, stepRemoved, 0)
 }
 
@@ -472,7 +473,7 @@ func (h *RaftHost) addWitness(ctx context.Context, shard uint64, r catalog.Repli
 		if err := h.nodeHost.SyncRequestAddWitness(attempt, shard, uint64(r.ID), Target(r.HostID), m.ChangeID); err != nil {
 			return fmt.Errorf("add witness %d at host %d: %w", r.ID, r.HostID, err)
 		}
-		h.log.Info("witness added", zap.Uint64("shard", shard), zap.Uint64("replica", uint64(r.ID)), zap.Uint64("on", r.HostID))
+		h.log.Info("witness added", event.Is("replica-added"), zap.Uint64("shard", shard), zap.Uint64("replica", uint64(r.ID)), zap.Uint64("on", r.HostID))
 	}
 	if h.Catalog().Version() == 0 {
 		return nil // the catalog is being formed: the next round reports it

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/host/peer"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/witness"
@@ -57,7 +58,7 @@ func (h *RaftHost) startReplica(p catalog.Placement, r catalog.Replica) error {
 	if err := h.journal.record(key, returned, 0); err != nil {
 		return err
 	}
-	h.log.Info("replica started", zap.Uint64("shard", p.Shard), zap.Uint64("replica", uint64(r.ID)), zap.Stringer("birth", r.Birth))
+	h.log.Info("replica started", event.Is("replica-started"), zap.Uint64("shard", p.Shard), zap.Uint64("replica", uint64(r.ID)), zap.Stringer("birth", r.Birth))
 	h.signalApplied()
 	return nil
 }
@@ -150,7 +151,7 @@ func (h *RaftHost) stopReplica(shard uint64) {
 	}
 	h.leaders.forget(shard)
 	h.copies.forget(shard)
-	h.log.Info("replica stopped", zap.Uint64("shard", shard), zap.Uint64("replica", uint64(run.id)))
+	h.log.Info("replica stopped", event.Is("replica-stopped"), zap.Uint64("shard", shard), zap.Uint64("replica", uint64(run.id)))
 	if run.state.stop() && h.cfg.OnReplicaStopped != nil {
 		h.cfg.OnReplicaStopped(shard)
 	}
@@ -247,7 +248,7 @@ func (h *RaftHost) newTroubles() map[uint64]*trouble {
 
 // stopOne stops a stuck replica. The engine is told first, without the lock of starts: a start may be what is stuck.
 func (h *RaftHost) stopOne(shard uint64, t *trouble) {
-	fields := []zap.Field{zap.Uint64("shard", shard), zap.Error(t.err), zap.String("evidence", t.evidence)}
+	fields := []zap.Field{event.Is("replica-stuck"), zap.Uint64("shard", shard), zap.Error(t.err), zap.String("evidence", t.evidence)}
 	switch {
 	case t.damaged:
 		h.log.Error("this replica's state is damaged: it is stopped until it is rebuilt, or this host starts again", fields...)

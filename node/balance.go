@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/queue"
 )
 
@@ -112,7 +113,7 @@ func (k *housekeeper) handedOver(now time.Time) {
 			return
 		}
 		b.pause, b.next = 0, now.Add(balanceEvery)
-		k.log.Info("leadership handed to the host whose turn it is", zap.Uint64("to", uint64(b.to)))
+		k.log.Info("leadership handed to the host whose turn it is", event.Is("leader-moved"), zap.Uint64("to", uint64(b.to)))
 	default:
 	}
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -171,6 +172,16 @@ func (f *faultFleet) fullHostsApart(w *traffic) {
 		return leads != nil && f.level(leads) == quorumSoft && leads.raft.InSync(f.shard) == 1
 	})
 	w.goesOn()
+	f.eventually("the time with one copy is among the events of the leader's host", func() bool {
+		leads := f.leader()
+		if leads == nil {
+			return false
+		}
+		events, _, err := leads.ListEvents(f.Context(), api.ListEvents{Host: leads.id, Limit: keptEvents, Event: "quorum"})
+		return err == nil && slices.ContainsFunc(events, func(e api.HostEvent) bool {
+			return e.Shard == f.shard && e.Queue != "" && e.Details["to"] == "soft" && e.Details["dataCopies"] == "1"
+		})
+	})
 	f.eventually("the home is at the leader, and the other host knows no leader", func() bool {
 		leads := f.leader()
 		if leads == nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tierq/tierq/host"
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/node/api"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
@@ -85,7 +86,7 @@ func (n *Node) AcceptClock(_ context.Context, hostID uint64, dryRun bool) (api.C
 	clock := n.raft.Clock()
 	r := clock.Reading()
 	if !dryRun {
-		n.log.Warn("the clock is taken up as it is, as an operator said", zap.Duration("offset", r.Offset), zap.Int("asked", r.Asked), zap.Bool("refused", r.Refused))
+		n.log.Warn("the clock is taken up as it is, as an operator said", event.Is("clock-accepted"), zap.Duration("offset", r.Offset), zap.Int("asked", r.Asked), zap.Bool("refused", r.Refused))
 		clock.Accept()
 	}
 	return api.ClockState{Wall: r.Wall, GoesBy: r.GoesBy, Offset: r.Offset, Asked: r.Asked, Refused: r.Refused}, nil

@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/queue"
 )
 
@@ -106,7 +107,7 @@ func (k *housekeeper) replaceHomes(ctx context.Context) {
 		}
 		k.replaced[g.ID] = time.Now()
 		k.metrics.homesReplaced.Inc()
-		k.log.Info("home is silent: proposing another one", zap.String("group", g.Name), zap.Uint64("home", uint64(g.Home)),
+		k.log.Info("home is silent: proposing another one", event.Is("home-silent"), zap.String("group", g.Name), zap.Uint64("home", uint64(g.Home)),
 			zap.Uint64("next", uint64(next)), zap.Uint64("epoch", uint64(g.Epoch)))
 		res, err := k.propose(ctx, &queue.Home{
 			Stamp: k.raft.Stamp(), Group: g.ID, ExpectedHome: g.Home, ExpectedEpoch: g.Epoch, NewHome: next,

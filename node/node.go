@@ -20,6 +20,7 @@ import (
 
 	"github.com/tierq/tierq/host"
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/host/peer/peerv1/peerv1connect"
 	"github.com/tierq/tierq/node/admin"
 	"github.com/tierq/tierq/node/api"
@@ -51,6 +52,7 @@ type Node struct {
 	notify  chan struct{} // closed and replaced at every change of leaders, replicas or the catalog
 	catalog *catalog.View
 	news    chan struct{} // closed and replaced at every change of the catalog
+	events  *event.Ring
 
 	planMu  sync.Mutex // guards the plan for the leaders
 	plan    []leaderMove
@@ -86,9 +88,10 @@ func open(cfg Config, ls Listeners, log *zap.Logger, adjust func(*host.Config)) 
 		return nil, err
 	}
 	n := &Node{
-		id: cfg.Host, cfg: cfg, log: log.With(zap.Uint64("host", cfg.Host)), registry: prometheus.NewRegistry(), started: time.Now(),
+		id: cfg.Host, cfg: cfg, log: log, events: event.NewRing(keptEvents), registry: prometheus.NewRegistry(), started: time.Now(),
 		desks: map[uint64]*desk{}, notify: make(chan struct{}), news: make(chan struct{}),
 	}
+	n.log = n.events.Watch(log).With(zap.Uint64("host", cfg.Host))
 	n.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	n.metrics = newMetrics(n.registry)
 	if n.access, err = openAccess(cfg.Auth); err != nil {
@@ -408,6 +411,9 @@ func (n *Node) onLeader(shard uint64, leader queue.ReplicaID, term uint64) {
 		if leader != 0 {
 			if d.leadership.elected(term) {
 				d.level.elected()
+				if leader == d.self {
+					d.log.Info("this host leads", event.Is("leader"), zap.Uint64("term", term))
+				}
 			}
 			d.keeper.LeaderKnown()
 		}

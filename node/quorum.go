@@ -6,6 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
 )
@@ -53,7 +54,7 @@ func (d *desk) quorumState() uint32 {
 		state = quorumSoft
 	}
 	if was := d.quorum.Swap(state); was != state {
-		d.log.Info("the quorum state has changed", zap.String("from", quorumNames[was]), zap.String("to", quorumNames[state]),
+		d.log.Info("the quorum state has changed", event.Is("quorum"), zap.String("from", quorumNames[was]), zap.String("to", quorumNames[state]),
 			zap.Int("dataCopies", copies), zap.Bool("strict", strict))
 	}
 	return state

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/host/freeport"
 )
 
@@ -44,20 +45,20 @@ func Run(ctx context.Context, cfg Config, log *zap.Logger) error {
 	if err != nil {
 		return err
 	}
-	fields := []zap.Field{zap.Uint64("host", cfg.Host), zap.String("role", string(cfg.Self().Role)), zap.String("data", cfg.Data)}
+	fields := []zap.Field{event.Is("host-serves"), zap.String("version", Version), zap.String("role", string(cfg.Self().Role)), zap.String("data", cfg.Data)}
 	if a := n.APIAddr(); a != nil {
 		fields = append(fields, zap.String("api", a.String()))
 	}
 	if a := n.AdminAddr(); a != nil {
 		fields = append(fields, zap.String("admin", a.String()))
 	}
-	log.Info("host serves", fields...)
+	n.log.Info("host serves", fields...)
 	select {
 	case <-n.raft.Refused():
 		return errors.Join(n.raft.Refusal(), n.Close())
 	case <-ctx.Done():
 	}
-	log.Info("host stops: homes are handed over first")
+	n.log.Info("host stops: homes are handed over first", event.Is("host-stops"))
 	return n.Close()
 }
 

@@ -78,7 +78,7 @@ func (a *app) rootCommand() *cobra.Command {
 var commands = []func(*app) *cobra.Command{
 	devCommand, serveCommand, witnessCommand,
 	queueCommand, groupCommand, sendCommand, receiveCommand, settleCommand, deadCommand, delayedCommand, browseCommand, lookupCommand,
-	statusCommand, tenantCommand, tokenCommand, fleetHostCommand, rebalanceCommand, leaderCommand, shardCommand, snapshotCommand, doctorCommand, benchCommand, walCommand, errorsCommand,
+	statusCommand, tenantCommand, tokenCommand, fleetHostCommand, rebalanceCommand, leaderCommand, shardCommand, snapshotCommand, doctorCommand, eventsCommand, benchCommand, walCommand, errorsCommand,
 }
 
 func versionText() string {

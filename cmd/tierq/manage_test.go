@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 
@@ -71,6 +72,13 @@ func answers(f *clienttest.Fleet) {
 		m := &tierqv1.BrowsedMessage{Address: max(r.FromAddress, 1), PublishedUnixMs: someTime, Body: []byte("hello"), BodyBytes: 5, ProducerId: 6, Seq: 2}
 		return &tierqv1.BrowseResponse{Messages: []*tierqv1.BrowsedMessage{m}}, nil
 	})
+	clienttest.Answer(f, func(r *tierqv1.ListEventsRequest) (*tierqv1.ListEventsResponse, error) {
+		if r.Host == 2 {
+			return nil, code.New(code.Unavailable, "host 2 must answer itself")
+		}
+		e := &tierqv1.FleetEvent{Seq: 4, TimeUnixMs: someTime + 5, Event: cmp.Or(r.Event, "leader"), Text: "this host leads", Shard: 2, Queue: "q", Details: map[string]string{"term": "3", "error": "a b"}}
+		return &tierqv1.ListEventsResponse{Host: r.Host, Newest: 4, Events: []*tierqv1.FleetEvent{e}}, nil
+	})
 	clienttest.Answer(f, func(r *tierqv1.LookupPublishRequest) (*tierqv1.LookupPublishResponse, error) {
 		return &tierqv1.LookupPublishResponse{Outcome: "stored", Address: r.Seq + 1, Exists: true, Low: 1, LastSeq: 5}, nil
 	})
@@ -104,6 +112,8 @@ func TestGoldenAdminTables(t *testing.T) {
 		{"delayed reschedule q 2 --delay 10s --json", `{"address":2,"due":"2023-11-14T22:13:30Z"}` + "\n"},
 		{"browse q", "ADDRESS  PUBLISHED             DUE  EXPIRES  KEY  BYTES  PRODUCER  SEQ  BODY   PARTITION\n1        2023-11-14T22:13:20Z  -    -        -    5      6         2    hello  0\n"},
 		{"browse q --from 4 --json", `[{"address":4,"published":"2023-11-14T22:13:20Z","due":"0001-01-01T00:00:00Z","expires":"0001-01-01T00:00:00Z","key":"","bytes":5,"producer":6,"seq":2,"body":"hello","body_base64":null,"partition":0}]` + "\n"},
+		{"events --queue q", "TIME                      HOST  EVENT   QUEUE  PARTITION  SHARD  TEXT             DETAILS             SEQ\n2023-11-14T22:13:20.005Z  1     leader  q      0          2      this host leads  error=\"a b\" term=3  4\n"},
+		{"events --host 1 --event quorum --json", `[{"time":"2023-11-14T22:13:20.005Z","host":1,"event":"quorum","queue":"q","partition":0,"shard":2,"text":"this host leads","details":"error=\"a b\" term=3","seq":4}]` + "\n"},
 		{"lookup q 6 2", "OUTCOME  ADDRESS  EXISTS  PRODUCER_EPOCH  LOW  LAST_SEQ\nstored   3        yes     0               1    5\n"},
 	} {
 		got := s.ok(strings.Fields(c.args)...)

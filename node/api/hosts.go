@@ -6,6 +6,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/queue"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/api/tierq/v1/tierqv1connect"
@@ -24,6 +25,22 @@ type Hosts interface {
 	MoveLeader(ctx context.Context, shard, toHost uint64) error
 	// AcceptClock is answered by the host itself. It reads its clock and, unless it is a dry run, takes it up.
 	AcceptClock(ctx context.Context, host uint64, dryRun bool) (ClockState, error)
+	// ListEvents is answered by the host itself: at most limit of the newest after one, oldest first, and the newest that there is.
+	ListEvents(ctx context.Context, r ListEvents) (events []HostEvent, newest uint64, err error)
+}
+
+// ListEvents asks a host what has happened on it. Queue and Event may be empty: all.
+type ListEvents struct {
+	Host, After  uint64
+	Limit        int
+	Queue, Event string
+}
+
+// HostEvent is one event, and the queue that its shard belongs to.
+type HostEvent struct {
+	event.Event
+	Tenant, Queue string
+	Partition     uint32
 }
 
 // ClockState is a host's clock; Offset is how far the others' median is ahead of Wall, of Asked others.
@@ -182,4 +199,38 @@ func (s fleetService) AcceptClock(ctx context.Context, req *connect.Request[tier
 		Host: m.GetHost(), WallUnixMs: uint64(c.Wall), GoesByUnixMs: uint64(c.GoesBy), OffsetMs: c.Offset.Milliseconds(), Asked: uint32(c.Asked),
 		Refused: c.Refused, Accepted: !m.GetDryRun(),
 	}), nil
+}
+
+// maxEvents is how many events one call returns; defaultEvents how many when it does not say.
+const (
+	maxEvents     = 2000
+	defaultEvents = 100
+)
+
+func (s fleetService) ListEvents(ctx context.Context, req *connect.Request[tierqv1.ListEventsRequest]) (*connect.Response[tierqv1.ListEventsResponse], error) {
+	m := req.Msg
+	r := ListEvents{Host: m.GetHost(), After: m.GetAfter(), Limit: int(m.GetLimit()), Queue: m.GetQueue(), Event: m.GetEvent()}
+	switch {
+	case r.Host == 0:
+		return nil, code.New(code.InvalidArgument, "host: name one")
+	case m.GetLimit() > maxEvents:
+		return nil, code.New(code.InvalidArgument, "limit: %d is too large: at most %d", m.GetLimit(), maxEvents)
+	case r.Limit == 0:
+		r.Limit = defaultEvents
+	}
+	events, newest, err := s.backend.ListEvents(ctx, r)
+	if err != nil {
+		return elsewhere(ctx, s.Server, err, m, func(ctx context.Context, host uint64, r *connect.Request[tierqv1.ListEventsRequest]) (*connect.Response[tierqv1.ListEventsResponse], error) {
+			httpClient, base := s.forward(host)
+			return tierqv1connect.NewFleetServiceClient(httpClient, base, connect.WithGRPC()).ListEvents(ctx, r)
+		})
+	}
+	out := &tierqv1.ListEventsResponse{Host: r.Host, Newest: newest}
+	for _, e := range events {
+		out.Events = append(out.Events, &tierqv1.FleetEvent{
+			Seq: e.Seq, TimeUnixMs: uint64(e.Time.UnixMilli()), Event: e.Name, Text: e.Text, Shard: e.Shard,
+			Tenant: e.Tenant, Queue: e.Queue, Partition: e.Partition, Details: e.Details,
+		})
+	}
+	return connect.NewResponse(out), nil
 }

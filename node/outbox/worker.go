@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/code"
 )
@@ -117,10 +118,10 @@ func (w *worker) park(p *Parked) {
 	defer w.b.mu.Unlock()
 	switch {
 	case p == nil && w.parked != nil:
-		w.log.Info("dead letters go on")
+		w.log.Info("dead letters go on", event.Is("dead-letters-go-on"))
 	case p != nil && w.parked == nil:
 		p.Since = w.b.o.Now()
-		w.log.Warn("dead letters are parked", zap.String("dead-letter queue", p.Queue), zap.Uint64("target shard", p.Target),
+		w.log.Warn("dead letters are parked", event.Is("dead-letters-parked"), zap.String("dead-letter queue", p.Queue), zap.Uint64("target shard", p.Target),
 			zap.Uint64("export number", p.Number), zap.Error(p.Err))
 	case p != nil:
 		p.Since = w.parked.Since

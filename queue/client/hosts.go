@@ -53,3 +53,8 @@ func (c *Client) AcceptClock(ctx context.Context, host uint64, dryRun bool) (*ti
 	}
 	return call(ctx, c, write(true), accept, &tierqv1.AcceptClockRequest{Host: host, DryRun: dryRun})
 }
+
+// ListEvents returns what has happened on a full host lately.
+func (c *Client) ListEvents(ctx context.Context, req *tierqv1.ListEventsRequest) (*tierqv1.ListEventsResponse, error) {
+	return call(ctx, c, read(route{}), func(a *apis) method[tierqv1.ListEventsRequest, tierqv1.ListEventsResponse] { return a.fleet.ListEvents }, req)
+}

@@ -38,3 +38,7 @@ func (v hostsView) MoveLeader(_ context.Context, r *connect.Request[tierqv1.Move
 func (v hostsView) AcceptClock(_ context.Context, r *connect.Request[tierqv1.AcceptClockRequest]) (*connect.Response[tierqv1.AcceptClockResponse], error) {
 	return answer[tierqv1.AcceptClockRequest, tierqv1.AcceptClockResponse](v.f, r)
 }
+
+func (v hostsView) ListEvents(_ context.Context, r *connect.Request[tierqv1.ListEventsRequest]) (*connect.Response[tierqv1.ListEventsResponse], error) {
+	return answer[tierqv1.ListEventsRequest, tierqv1.ListEventsResponse](v.f, r)
+}

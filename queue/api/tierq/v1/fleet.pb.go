@@ -1080,6 +1080,258 @@ func (x *AcceptClockResponse) GetAccepted() bool {
 	return false
 }
 
+type ListEventsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Host  uint64                 `protobuf:"varint,1,opt,name=host,proto3" json:"host,omitempty"`
+	// Only those after this one; 0: all that there are.
+	After uint64 `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	// At most so many, the newest; 0: 100. At most 2,000.
+	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Only those of a queue of the caller's tenant, or of a name.
+	Queue         string `protobuf:"bytes,4,opt,name=queue,proto3" json:"queue,omitempty"`
+	Event         string `protobuf:"bytes,5,opt,name=event,proto3" json:"event,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsRequest) Reset() {
+	*x = ListEventsRequest{}
+	mi := &file_tierq_v1_fleet_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsRequest) ProtoMessage() {}
+
+func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_fleet_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
+func (*ListEventsRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListEventsRequest) GetHost() uint64 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
+}
+
+func (x *ListEventsRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *ListEventsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListEventsRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ListEventsRequest) GetEvent() string {
+	if x != nil {
+		return x.Event
+	}
+	return ""
+}
+
+type FleetEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A host's events are numbered from 1 since its process started.
+	Seq        uint64 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	TimeUnixMs uint64 `protobuf:"varint,2,opt,name=time_unix_ms,json=timeUnixMs,proto3" json:"time_unix_ms,omitempty"`
+	// A stable name, see docs/operating/events.md.
+	Event string `protobuf:"bytes,3,opt,name=event,proto3" json:"event,omitempty"`
+	Text  string `protobuf:"bytes,4,opt,name=text,proto3" json:"text,omitempty"`
+	// 0: it is about no shard. Without a queue it is the catalog, or a queue that is gone.
+	Shard         uint64            `protobuf:"varint,5,opt,name=shard,proto3" json:"shard,omitempty"`
+	Tenant        string            `protobuf:"bytes,6,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Queue         string            `protobuf:"bytes,7,opt,name=queue,proto3" json:"queue,omitempty"`
+	Partition     uint32            `protobuf:"varint,8,opt,name=partition,proto3" json:"partition,omitempty"`
+	Details       map[string]string `protobuf:"bytes,9,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FleetEvent) Reset() {
+	*x = FleetEvent{}
+	mi := &file_tierq_v1_fleet_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetEvent) ProtoMessage() {}
+
+func (x *FleetEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_fleet_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetEvent.ProtoReflect.Descriptor instead.
+func (*FleetEvent) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *FleetEvent) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *FleetEvent) GetTimeUnixMs() uint64 {
+	if x != nil {
+		return x.TimeUnixMs
+	}
+	return 0
+}
+
+func (x *FleetEvent) GetEvent() string {
+	if x != nil {
+		return x.Event
+	}
+	return ""
+}
+
+func (x *FleetEvent) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *FleetEvent) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *FleetEvent) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *FleetEvent) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *FleetEvent) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *FleetEvent) GetDetails() map[string]string {
+	if x != nil {
+		return x.Details
+	}
+	return nil
+}
+
+type ListEventsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Host  uint64                 `protobuf:"varint,1,opt,name=host,proto3" json:"host,omitempty"`
+	// Oldest first.
+	Events []*FleetEvent `protobuf:"bytes,2,rep,name=events,proto3" json:"events,omitempty"`
+	// The newest that there is, whatever is asked for: what to ask after next. It is smaller than before when the host has started again.
+	Newest        uint64 `protobuf:"varint,3,opt,name=newest,proto3" json:"newest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsResponse) Reset() {
+	*x = ListEventsResponse{}
+	mi := &file_tierq_v1_fleet_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsResponse) ProtoMessage() {}
+
+func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_fleet_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
+func (*ListEventsResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ListEventsResponse) GetHost() uint64 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
+}
+
+func (x *ListEventsResponse) GetEvents() []*FleetEvent {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *ListEventsResponse) GetNewest() uint64 {
+	if x != nil {
+		return x.Newest
+	}
+	return 0
+}
+
 var File_tierq_v1_fleet_proto protoreflect.FileDescriptor
 
 const file_tierq_v1_fleet_proto_rawDesc = "" +
@@ -1159,7 +1411,32 @@ const file_tierq_v1_fleet_proto_rawDesc = "" +
 	"\toffset_ms\x18\x04 \x01(\x12R\boffsetMs\x12\x14\n" +
 	"\x05asked\x18\x05 \x01(\rR\x05asked\x12\x18\n" +
 	"\arefused\x18\x06 \x01(\bR\arefused\x12\x1a\n" +
-	"\baccepted\x18\a \x01(\bR\baccepted2\x96\x04\n" +
+	"\baccepted\x18\a \x01(\bR\baccepted\"\x7f\n" +
+	"\x11ListEventsRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\x04R\x04host\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x04R\x05after\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\x12\x14\n" +
+	"\x05queue\x18\x04 \x01(\tR\x05queue\x12\x14\n" +
+	"\x05event\x18\x05 \x01(\tR\x05event\"\xc5\x02\n" +
+	"\n" +
+	"FleetEvent\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12 \n" +
+	"\ftime_unix_ms\x18\x02 \x01(\x04R\n" +
+	"timeUnixMs\x12\x14\n" +
+	"\x05event\x18\x03 \x01(\tR\x05event\x12\x12\n" +
+	"\x04text\x18\x04 \x01(\tR\x04text\x12\x14\n" +
+	"\x05shard\x18\x05 \x01(\x04R\x05shard\x12\x16\n" +
+	"\x06tenant\x18\x06 \x01(\tR\x06tenant\x12\x14\n" +
+	"\x05queue\x18\a \x01(\tR\x05queue\x12\x1c\n" +
+	"\tpartition\x18\b \x01(\rR\tpartition\x12;\n" +
+	"\adetails\x18\t \x03(\v2!.tierq.v1.FleetEvent.DetailsEntryR\adetails\x1a:\n" +
+	"\fDetailsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"n\n" +
+	"\x12ListEventsResponse\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\x04R\x04host\x12,\n" +
+	"\x06events\x18\x02 \x03(\v2\x14.tierq.v1.FleetEventR\x06events\x12\x16\n" +
+	"\x06newest\x18\x03 \x01(\x04R\x06newest2\xdf\x04\n" +
 	"\fFleetService\x12D\n" +
 	"\tListHosts\x12\x1a.tierq.v1.ListHostsRequest\x1a\x1b.tierq.v1.ListHostsResponse\x12V\n" +
 	"\x0fCreateJoinToken\x12 .tierq.v1.CreateJoinTokenRequest\x1a!.tierq.v1.CreateJoinTokenResponse\x12D\n" +
@@ -1169,7 +1446,9 @@ const file_tierq_v1_fleet_proto_rawDesc = "" +
 	"\tRebalance\x12\x1a.tierq.v1.RebalanceRequest\x1a\x1b.tierq.v1.RebalanceResponse\x12G\n" +
 	"\n" +
 	"MoveLeader\x12\x1b.tierq.v1.MoveLeaderRequest\x1a\x1c.tierq.v1.MoveLeaderResponse\x12J\n" +
-	"\vAcceptClock\x12\x1c.tierq.v1.AcceptClockRequest\x1a\x1d.tierq.v1.AcceptClockResponseB3Z1github.com/tierq/tierq/queue/api/tierq/v1;tierqv1b\x06proto3"
+	"\vAcceptClock\x12\x1c.tierq.v1.AcceptClockRequest\x1a\x1d.tierq.v1.AcceptClockResponse\x12G\n" +
+	"\n" +
+	"ListEvents\x12\x1b.tierq.v1.ListEventsRequest\x1a\x1c.tierq.v1.ListEventsResponseB3Z1github.com/tierq/tierq/queue/api/tierq/v1;tierqv1b\x06proto3"
 
 var (
 	file_tierq_v1_fleet_proto_rawDescOnce sync.Once
@@ -1183,7 +1462,7 @@ func file_tierq_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_tierq_v1_fleet_proto_rawDescData
 }
 
-var file_tierq_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_tierq_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_tierq_v1_fleet_proto_goTypes = []any{
 	(*ListHostsRequest)(nil),        // 0: tierq.v1.ListHostsRequest
 	(*ListHostsResponse)(nil),       // 1: tierq.v1.ListHostsResponse
@@ -1202,31 +1481,39 @@ var file_tierq_v1_fleet_proto_goTypes = []any{
 	(*MoveLeaderResponse)(nil),      // 14: tierq.v1.MoveLeaderResponse
 	(*AcceptClockRequest)(nil),      // 15: tierq.v1.AcceptClockRequest
 	(*AcceptClockResponse)(nil),     // 16: tierq.v1.AcceptClockResponse
+	(*ListEventsRequest)(nil),       // 17: tierq.v1.ListEventsRequest
+	(*FleetEvent)(nil),              // 18: tierq.v1.FleetEvent
+	(*ListEventsResponse)(nil),      // 19: tierq.v1.ListEventsResponse
+	nil,                             // 20: tierq.v1.FleetEvent.DetailsEntry
 }
 var file_tierq_v1_fleet_proto_depIdxs = []int32{
 	2,  // 0: tierq.v1.ListHostsResponse.hosts:type_name -> tierq.v1.FleetHost
 	3,  // 1: tierq.v1.ListHostsResponse.moves:type_name -> tierq.v1.ReplicaMove
 	3,  // 2: tierq.v1.RebalanceResponse.moves:type_name -> tierq.v1.ReplicaMove
 	12, // 3: tierq.v1.RebalanceResponse.leaders:type_name -> tierq.v1.LeaderMove
-	0,  // 4: tierq.v1.FleetService.ListHosts:input_type -> tierq.v1.ListHostsRequest
-	4,  // 5: tierq.v1.FleetService.CreateJoinToken:input_type -> tierq.v1.CreateJoinTokenRequest
-	6,  // 6: tierq.v1.FleetService.DrainHost:input_type -> tierq.v1.DrainHostRequest
-	8,  // 7: tierq.v1.FleetService.RemoveHost:input_type -> tierq.v1.RemoveHostRequest
-	10, // 8: tierq.v1.FleetService.Rebalance:input_type -> tierq.v1.RebalanceRequest
-	13, // 9: tierq.v1.FleetService.MoveLeader:input_type -> tierq.v1.MoveLeaderRequest
-	15, // 10: tierq.v1.FleetService.AcceptClock:input_type -> tierq.v1.AcceptClockRequest
-	1,  // 11: tierq.v1.FleetService.ListHosts:output_type -> tierq.v1.ListHostsResponse
-	5,  // 12: tierq.v1.FleetService.CreateJoinToken:output_type -> tierq.v1.CreateJoinTokenResponse
-	7,  // 13: tierq.v1.FleetService.DrainHost:output_type -> tierq.v1.DrainHostResponse
-	9,  // 14: tierq.v1.FleetService.RemoveHost:output_type -> tierq.v1.RemoveHostResponse
-	11, // 15: tierq.v1.FleetService.Rebalance:output_type -> tierq.v1.RebalanceResponse
-	14, // 16: tierq.v1.FleetService.MoveLeader:output_type -> tierq.v1.MoveLeaderResponse
-	16, // 17: tierq.v1.FleetService.AcceptClock:output_type -> tierq.v1.AcceptClockResponse
-	11, // [11:18] is the sub-list for method output_type
-	4,  // [4:11] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	20, // 4: tierq.v1.FleetEvent.details:type_name -> tierq.v1.FleetEvent.DetailsEntry
+	18, // 5: tierq.v1.ListEventsResponse.events:type_name -> tierq.v1.FleetEvent
+	0,  // 6: tierq.v1.FleetService.ListHosts:input_type -> tierq.v1.ListHostsRequest
+	4,  // 7: tierq.v1.FleetService.CreateJoinToken:input_type -> tierq.v1.CreateJoinTokenRequest
+	6,  // 8: tierq.v1.FleetService.DrainHost:input_type -> tierq.v1.DrainHostRequest
+	8,  // 9: tierq.v1.FleetService.RemoveHost:input_type -> tierq.v1.RemoveHostRequest
+	10, // 10: tierq.v1.FleetService.Rebalance:input_type -> tierq.v1.RebalanceRequest
+	13, // 11: tierq.v1.FleetService.MoveLeader:input_type -> tierq.v1.MoveLeaderRequest
+	15, // 12: tierq.v1.FleetService.AcceptClock:input_type -> tierq.v1.AcceptClockRequest
+	17, // 13: tierq.v1.FleetService.ListEvents:input_type -> tierq.v1.ListEventsRequest
+	1,  // 14: tierq.v1.FleetService.ListHosts:output_type -> tierq.v1.ListHostsResponse
+	5,  // 15: tierq.v1.FleetService.CreateJoinToken:output_type -> tierq.v1.CreateJoinTokenResponse
+	7,  // 16: tierq.v1.FleetService.DrainHost:output_type -> tierq.v1.DrainHostResponse
+	9,  // 17: tierq.v1.FleetService.RemoveHost:output_type -> tierq.v1.RemoveHostResponse
+	11, // 18: tierq.v1.FleetService.Rebalance:output_type -> tierq.v1.RebalanceResponse
+	14, // 19: tierq.v1.FleetService.MoveLeader:output_type -> tierq.v1.MoveLeaderResponse
+	16, // 20: tierq.v1.FleetService.AcceptClock:output_type -> tierq.v1.AcceptClockResponse
+	19, // 21: tierq.v1.FleetService.ListEvents:output_type -> tierq.v1.ListEventsResponse
+	14, // [14:22] is the sub-list for method output_type
+	6,  // [6:14] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_fleet_proto_init() }
@@ -1240,7 +1527,7 @@ func file_tierq_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_fleet_proto_rawDesc), len(file_tierq_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

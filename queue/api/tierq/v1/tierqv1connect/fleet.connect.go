@@ -49,6 +49,8 @@ const (
 	// FleetServiceAcceptClockProcedure is the fully-qualified name of the FleetService's AcceptClock
 	// RPC.
 	FleetServiceAcceptClockProcedure = "/tierq.v1.FleetService/AcceptClock"
+	// FleetServiceListEventsProcedure is the fully-qualified name of the FleetService's ListEvents RPC.
+	FleetServiceListEventsProcedure = "/tierq.v1.FleetService/ListEvents"
 )
 
 // FleetServiceClient is a client for the tierq.v1.FleetService service.
@@ -67,6 +69,9 @@ type FleetServiceClient interface {
 	MoveLeader(context.Context, *connect.Request[v1.MoveLeaderRequest]) (*connect.Response[v1.MoveLeaderResponse], error)
 	// AcceptClock reads the clock of a full host and, unless it is a dry run, makes the host take it up although it differs from the others'.
 	AcceptClock(context.Context, *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error)
+	// ListEvents tells what has happened on a full host lately: elections, levels of the quorum, moves, a full disk. A host keeps its newest 2,000,
+	// in memory; its log has them all.
+	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
 }
 
 // NewFleetServiceClient constructs a client for the tierq.v1.FleetService service. By default, it
@@ -122,6 +127,12 @@ func NewFleetServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(fleetServiceMethods.ByName("AcceptClock")),
 			connect.WithClientOptions(opts...),
 		),
+		listEvents: connect.NewClient[v1.ListEventsRequest, v1.ListEventsResponse](
+			httpClient,
+			baseURL+FleetServiceListEventsProcedure,
+			connect.WithSchema(fleetServiceMethods.ByName("ListEvents")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -134,6 +145,7 @@ type fleetServiceClient struct {
 	rebalance       *connect.Client[v1.RebalanceRequest, v1.RebalanceResponse]
 	moveLeader      *connect.Client[v1.MoveLeaderRequest, v1.MoveLeaderResponse]
 	acceptClock     *connect.Client[v1.AcceptClockRequest, v1.AcceptClockResponse]
+	listEvents      *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
 }
 
 // ListHosts calls tierq.v1.FleetService.ListHosts.
@@ -171,6 +183,11 @@ func (c *fleetServiceClient) AcceptClock(ctx context.Context, req *connect.Reque
 	return c.acceptClock.CallUnary(ctx, req)
 }
 
+// ListEvents calls tierq.v1.FleetService.ListEvents.
+func (c *fleetServiceClient) ListEvents(ctx context.Context, req *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error) {
+	return c.listEvents.CallUnary(ctx, req)
+}
+
 // FleetServiceHandler is an implementation of the tierq.v1.FleetService service.
 type FleetServiceHandler interface {
 	// ListHosts tells each host's state and what it has, and which replicas are being replaced, or should be and cannot.
@@ -187,6 +204,9 @@ type FleetServiceHandler interface {
 	MoveLeader(context.Context, *connect.Request[v1.MoveLeaderRequest]) (*connect.Response[v1.MoveLeaderResponse], error)
 	// AcceptClock reads the clock of a full host and, unless it is a dry run, makes the host take it up although it differs from the others'.
 	AcceptClock(context.Context, *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error)
+	// ListEvents tells what has happened on a full host lately: elections, levels of the quorum, moves, a full disk. A host keeps its newest 2,000,
+	// in memory; its log has them all.
+	ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error)
 }
 
 // NewFleetServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -238,6 +258,12 @@ func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(fleetServiceMethods.ByName("AcceptClock")),
 		connect.WithHandlerOptions(opts...),
 	)
+	fleetServiceListEventsHandler := connect.NewUnaryHandler(
+		FleetServiceListEventsProcedure,
+		svc.ListEvents,
+		connect.WithSchema(fleetServiceMethods.ByName("ListEvents")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/tierq.v1.FleetService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case FleetServiceListHostsProcedure:
@@ -254,6 +280,8 @@ func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOpti
 			fleetServiceMoveLeaderHandler.ServeHTTP(w, r)
 		case FleetServiceAcceptClockProcedure:
 			fleetServiceAcceptClockHandler.ServeHTTP(w, r)
+		case FleetServiceListEventsProcedure:
+			fleetServiceListEventsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -289,4 +317,8 @@ func (UnimplementedFleetServiceHandler) MoveLeader(context.Context, *connect.Req
 
 func (UnimplementedFleetServiceHandler) AcceptClock(context.Context, *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.FleetService.AcceptClock is not implemented"))
+}
+
+func (UnimplementedFleetServiceHandler) ListEvents(context.Context, *connect.Request[v1.ListEventsRequest]) (*connect.Response[v1.ListEventsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.FleetService.ListEvents is not implemented"))
 }
