@@ -60,7 +60,7 @@ func TestIdleConsumerHearsOfGrowth(t *testing.T) {
 	f.SetPartitionHome("q", 1, 3)
 	require.Eventually(t, func() bool { return f.Waiting("q", "g") == 2 }, 30*time.Second, time.Millisecond)
 	one := uint32(1)
-	_, err := c.PublishWith(within(t, 20*time.Second), "q", client.PublishOptions{Partition: &one}, bodies(1)...)
+	_, err := c.PublishWith(within(t, clienttest.Patience), "q", client.PublishOptions{Partition: &one}, bodies(1)...)
 	require.NoError(t, err)
 	require.Equal(t, one, <-got)
 	cancel()
@@ -86,7 +86,7 @@ func growUnderConsumer(t *testing.T, f *clienttest.Fleet, clock client.Clock) {
 	}()
 	published := 0
 	publish := func() {
-		rs, err := c.Publish(within(t, 20*time.Second), "q", bodiesFrom(published, 3)...)
+		rs, err := c.Publish(within(t, clienttest.Patience), "q", bodiesFrom(published, 3)...)
 		require.NoError(t, err)
 		published += len(rs)
 	}

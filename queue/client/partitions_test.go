@@ -24,9 +24,9 @@ func partitioned(t *testing.T, n uint32) *clienttest.Fleet {
 	t.Helper()
 	f := clienttest.New(t, 3)
 	c := open(t, quick(f.Addrs()...))
-	_, err := c.CreateQueue(within(t, 10*time.Second), &tierqv1.CreateQueueRequest{Name: "q", Partitions: n})
+	_, err := c.CreateQueue(within(t, clienttest.Patience), &tierqv1.CreateQueueRequest{Name: "q", Partitions: n})
 	require.NoError(t, err)
-	_, err = c.CreateGroup(within(t, 10*time.Second), &tierqv1.CreateGroupRequest{Queue: "q", Name: "g"})
+	_, err = c.CreateGroup(within(t, clienttest.Patience), &tierqv1.CreateGroupRequest{Queue: "q", Name: "g"})
 	require.NoError(t, err)
 	for p := range n {
 		f.SetPartitionLeader("q", p, uint64(p%3)+1)
@@ -48,7 +48,7 @@ func keyed(n int) []client.Message {
 func TestPlacing(t *testing.T) {
 	f := partitioned(t, 4)
 	c := open(t, quick(f.Addrs()...))
-	ctx := within(t, 20*time.Second)
+	ctx := within(t, clienttest.Patience)
 	ms := keyed(100)
 	rs, err := c.Publish(ctx, "q", ms...)
 	require.NoError(t, err)
@@ -128,7 +128,7 @@ func TestPublishStreamBreaks(t *testing.T) {
 				o := quick(f.Addrs()...)
 				o.MaxBatchMessages = 20
 				c := open(t, o)
-				ctx := within(t, 60*time.Second)
+				ctx := within(t, clienttest.Patience)
 				b := newBreaker(t, 5, 60, kinds...)
 				var calls atomic.Int64
 				f.SetHook(func(c clienttest.Call) clienttest.Fate {
@@ -170,7 +170,7 @@ func TestPublishPipeline(t *testing.T) {
 		}
 		return clienttest.Fate{}
 	})
-	ctx := within(t, 20*time.Second)
+	ctx := within(t, clienttest.Patience)
 	for _, m := range bodies(40) {
 		c.PublishAsync(ctx, "q", m)
 	}
@@ -197,7 +197,7 @@ func TestWithoutStreams(t *testing.T) {
 			o := quick(f.Addrs()...)
 			set(f, &o)
 			c := open(t, o)
-			ctx := within(t, 30*time.Second)
+			ctx := within(t, clienttest.Patience)
 			const n = 300
 			for _, m := range keyed(n) {
 				c.PublishAsync(ctx, "q", m)
@@ -233,7 +233,7 @@ func TestConsumeStreamBreaks(t *testing.T) {
 			onlyAllIfShort(t, name)
 			f := partitioned(t, 4)
 			c := open(t, quick(f.Addrs()...))
-			ctx, stop := context.WithCancel(within(t, 60*time.Second))
+			ctx, stop := context.WithCancel(within(t, clienttest.Patience))
 			defer stop()
 			const n, inFlight = 800, 16
 			_, err := c.Publish(ctx, "q", keyed(n)...)
@@ -313,7 +313,7 @@ func TestConsumeStreamBreaks(t *testing.T) {
 func TestConsumeCreditOverReconnect(t *testing.T) {
 	f := fleetWithQueue(t, 1)
 	c := open(t, quick(f.Addrs()...))
-	ctx, stop := context.WithCancel(within(t, 30*time.Second))
+	ctx, stop := context.WithCancel(within(t, clienttest.Patience))
 	defer stop()
 	_, err := c.Publish(ctx, "q", bodies(100)...)
 	require.NoError(t, err)
@@ -348,7 +348,7 @@ func TestConsumeCreditOverReconnect(t *testing.T) {
 func TestReceiveGoesAround(t *testing.T) {
 	f := partitioned(t, 4)
 	c := open(t, quick(f.Addrs()...))
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, clienttest.Patience)
 	_, err := c.Publish(ctx, "q", keyed(80)...)
 	require.NoError(t, err)
 	two := uint32(2)
@@ -374,7 +374,7 @@ func TestReceiveAroundPauses(t *testing.T) {
 		}
 		return clienttest.Fate{}
 	})
-	_, err := c.Receive(within(t, 10*time.Second), "q", "g", client.ReceiveOptions{Wait: 300 * time.Millisecond})
+	_, err := c.Receive(within(t, clienttest.Patience), "q", "g", client.ReceiveOptions{Wait: 300 * time.Millisecond})
 	requireCode(t, err, code.MaxWaitingPulls, code.EffectNone)
 	require.LessOrEqual(t, f.Calls("Receive"), 2*6, "a round takes 90 ms")
 }
@@ -387,7 +387,7 @@ func TestInFlightGoesWhereTheMessagesAre(t *testing.T) {
 			t.Parallel()
 			f := partitioned(t, 4)
 			cl := open(t, quick(f.Addrs()...))
-			ctx := within(t, 40*time.Second)
+			ctx := within(t, clienttest.Patience)
 			two := uint32(2)
 			_, err := cl.PublishWith(ctx, "q", client.PublishOptions{Partition: &two}, bodies(40)...)
 			require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tierq/tierq/queue/client"
+	"github.com/tierq/tierq/queue/client/clienttest"
 	"github.com/tierq/tierq/queue/code"
 )
 
@@ -18,7 +19,7 @@ import (
 func TestReasonsOfHandlers(t *testing.T) {
 	f := fleetWithQueue(t, 1)
 	c := open(t, quick(f.Addrs()...))
-	ctx, stop := context.WithCancel(within(t, 20*time.Second))
+	ctx, stop := context.WithCancel(within(t, clienttest.Patience))
 	defer stop()
 	ends := map[string]error{
 		"long reject":  &client.Reject{Reason: strings.Repeat("r", 1000)},
@@ -57,7 +58,7 @@ func TestReasonsOfHandlers(t *testing.T) {
 func TestNamesThatAreNoText(t *testing.T) {
 	f := fleetWithQueue(t, 1)
 	c := open(t, quick(f.Addrs()...))
-	ctx := within(t, 10*time.Second)
+	ctx := within(t, clienttest.Patience)
 	refused := func(err error) {
 		t.Helper()
 		var e *code.Error

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tierq/tierq/queue/client"
+	"github.com/tierq/tierq/queue/client/clienttest"
 )
 
 // consumeInto runs a consumer of q and g until the returned function is called, which waits for its end.
@@ -28,7 +29,7 @@ func consumeInto(ctx context.Context, t *testing.T, c *client.Client, o client.C
 func TestDefaultWindow(t *testing.T) {
 	f := fleetWithQueue(t, 1)
 	c, other := open(t, quick(f.Addrs()...)), open(t, quick(f.Addrs()...))
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, clienttest.Patience)
 	const n, quickly = 1000, 300
 	_, err := c.Publish(ctx, "q", bodies(n)...)
 	require.NoError(t, err)
@@ -64,7 +65,7 @@ func TestDefaultWindow(t *testing.T) {
 // A consumer that knows nothing of its handlers yet takes one message for each, so that the first of two does not take all.
 func TestWindowBeginsSmall(t *testing.T) {
 	f := fleetWithQueue(t, 1)
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, clienttest.Patience)
 	c := open(t, quick(f.Addrs()...))
 	_, err := c.Publish(ctx, "q", bodies(10)...)
 	require.NoError(t, err)
@@ -93,7 +94,7 @@ func TestWindowBeginsSmall(t *testing.T) {
 func TestDefaultWindowStopsClean(t *testing.T) {
 	f := fleetWithQueue(t, 1)
 	c := open(t, quick(f.Addrs()...))
-	ctx := within(t, 30*time.Second)
+	ctx := within(t, clienttest.Patience)
 	_, err := c.Publish(ctx, "q", bodies(200)...)
 	require.NoError(t, err)
 	var handled atomic.Int64
