@@ -31,6 +31,7 @@ type crashFS struct {
 	free    uint64
 	syncs   int
 	written int64
+	read    int64
 }
 
 var errPowerOff = errors.New("power off")
@@ -235,6 +236,7 @@ func (f *crashFile) ReadAt(p []byte, off int64) (int, error) {
 		return 0, io.EOF
 	}
 	n := copy(p, f.n.data[off:])
+	f.fs.read += int64(n)
 	if n < len(p) {
 		return n, io.EOF
 	}
@@ -399,6 +401,16 @@ func (fs *crashFS) powerOff() {
 	if fs.offAt == 0 || fs.ops < fs.offAt {
 		fs.offAt = max(fs.ops, 1)
 	}
+}
+
+// size is what all files take.
+func (fs *crashFS) size() (bytes int64) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	for _, n := range fs.names {
+		bytes += int64(len(n.data))
+	}
+	return bytes
 }
 
 // segmentNames lists the segments.
