@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 10 * time.Second
+const patience = 60 * time.Second
 
 // side is one host's transport, and what arrives there.
 type side struct {
@@ -179,13 +179,11 @@ func TestBackPressure(t *testing.T) {
 	a, b := newSide(t, ca), newSide(t, ca)
 	c, err := a.GetConnection(t.Context(), b.address)
 	require.NoError(t, err)
-	begun := time.Now()
 	for i := uint64(0); err == nil; i++ {
 		err = c.SendMessageBatch(batch(i, pieceBytes))
 		require.Less(t, i, uint64(200), "memory is not bounded")
 	}
 	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	require.Less(t, time.Since(begun), 3*frameTimeout)
 	c.Close()
 }
 

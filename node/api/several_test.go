@@ -33,8 +33,10 @@ type parted struct {
 	settled  map[uint32][]string
 	released []string
 	refuse   map[uint32]*code.Error
-	// late partitions let a receive that does not wait, wait
-	late map[uint32]time.Duration
+	// late partitions let a receive that does not wait, wait: for ever, or until so many of them have been asked
+	late     map[uint32]int
+	looking  int           // looks at late partitions so far
+	together chan struct{} // closed: they are enough
 	// leaderless partitions refuse a long poll at its end
 	leaderless map[uint32]bool
 	arrive     chan struct{} // closed: something is ready
@@ -43,7 +45,7 @@ type parted struct {
 func newParted(self, other uint64, here ...uint32) *parted {
 	p := &parted{
 		self: self, other: other, here: map[uint32]bool{}, stored: map[uint32][]string{}, ready: map[uint32]int{}, settled: map[uint32][]string{},
-		refuse: map[uint32]*code.Error{}, arrive: make(chan struct{}),
+		refuse: map[uint32]*code.Error{}, arrive: make(chan struct{}), together: make(chan struct{}),
 	}
 	for _, n := range here {
 		p.here[n] = true
@@ -105,12 +107,8 @@ func (p *parted) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoc
 	if err != nil {
 		return nil, 0, err
 	}
-	if late := p.late[n]; late > 0 && r.Wait == 0 {
-		select {
-		case <-time.After(late):
-		case <-ctx.Done():
-			return nil, 0, &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone}
-		}
+	if late := p.late[n]; late > 0 && r.Wait == 0 && !p.meet(ctx, late) {
+		return nil, 0, &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone}
 	}
 	for waited := false; ; waited = true {
 		p.mu.Lock()
@@ -131,6 +129,21 @@ func (p *parted) Receive(ctx context.Context, r Receive) ([]Delivery, queue.Epoc
 			return nil, 0, &code.Error{Code: code.DeadlineExceeded, Effect: code.EffectNone}
 		case <-time.After(r.Wait):
 		}
+	}
+}
+
+// meet waits until so many are in it, or ctx ends.
+func (p *parted) meet(ctx context.Context, n int) bool {
+	p.mu.Lock()
+	if p.looking++; p.looking == n {
+		close(p.together)
+	}
+	p.mu.Unlock()
+	select {
+	case <-p.together:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -305,11 +318,14 @@ func TestReceiveFromAny(t *testing.T) {
 	require.Equal(t, uint32(code.InvalidArgument), wireDetail(t, err).Code)
 }
 
+// never is more looks at late partitions than there are.
+const never = 1000
+
 // Partitions whose homes wait for a quorum hold up nobody that has something, and each other no longer than one of them takes.
 func TestLateLooksSideBySide(t *testing.T) {
 	one, _, _, c := twoHosts(t)
 	one.here = map[uint32]bool{0: true, 1: true, 2: true, 3: true}
-	one.late = map[uint32]time.Duration{0: time.Hour, 1: time.Hour, 3: time.Hour}
+	one.late = map[uint32]int{0: never, 1: never, 3: never}
 	one.ready[2] = 1
 	m := &tierqv1.ReceiveRequest{Queue: "q", Group: "g", MaxMessages: 5, WaitMs: proto.Uint32(0)}
 	for range 3 { // wherever it begins
@@ -319,14 +335,14 @@ func TestLateLooksSideBySide(t *testing.T) {
 		one.ready[2] = 1
 	}
 
-	const late = 300 * time.Millisecond
-	one.ready[2] = 0
-	one.late = map[uint32]time.Duration{0: late, 1: late, 2: late, 3: late}
-	begun := time.Now()
-	resp, err := c.Receive(t.Context(), connect.NewRequest(m))
+	one, _, _, c = twoHosts(t)
+	one.here = map[uint32]bool{0: true, 1: true, 2: true, 3: true}
+	one.late = map[uint32]int{0: 4, 1: 4, 2: 4, 3: 4} // none answers before all four were asked
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	resp, err := c.Receive(ctx, connect.NewRequest(m))
 	require.NoError(t, err)
 	require.Empty(t, resp.Msg.Messages)
-	require.Less(t, time.Since(begun), 3*late)
 
 	// All come with something at the end: as much as was asked for is kept.
 	one.ready = map[uint32]int{0: 2, 1: 2, 2: 2, 3: 2}

@@ -31,10 +31,10 @@ func TestFaultCommandLine(t *testing.T) {
 	newRand(t)
 	f := newFleet(t, 2, 1)
 	one := f.full()[0]
-	r := cli(t, 60*time.Second, nil, "--addr", one.api, "queue", "create", "text")
+	r := cli(t, cliTime, nil, "--addr", one.api, "queue", "create", "text")
 	require.Zero(t, r.exit, r.stderr)
 	f.awaitConverged("text")
-	r = cli(t, 60*time.Second, nil, "--addr", one.api, "group", "create", "text", "readers", "--home", strconv.FormatUint(f.leaderHost("text").id, 10))
+	r = cli(t, cliTime, nil, "--addr", one.api, "group", "create", "text", "readers", "--home", strconv.FormatUint(f.leaderHost("text").id, 10))
 	require.Zero(t, r.exit, r.stderr)
 
 	a := newAccount()

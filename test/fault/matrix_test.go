@@ -157,7 +157,7 @@ func (f *fleet) checkRow(r matrixRow) {
 		f.checkUnreachable(r)
 		return
 	}
-	eventually(f.t, 15*time.Second, fmt.Sprintf("%+v", r), func() error {
+	eventually(f.t, 60*time.Second, fmt.Sprintf("%+v", r), func() error {
 		res, err := f.matrixPublish(up, r.queue)
 		publish, copies := "OK", "-"
 		if err != nil {
@@ -173,7 +173,7 @@ func (f *fleet) checkRow(r matrixRow) {
 		}
 		return nil
 	})
-	eventually(f.t, 15*time.Second, fmt.Sprintf("the state of %+v", r), func() error {
+	eventually(f.t, 60*time.Second, fmt.Sprintf("the state of %+v", r), func() error {
 		metrics, err := up.get("/metrics")
 		if want := fmt.Sprintf("tierq_quorum_state{partition=\"0\",queue=%q} %s\n", r.queue, r.state); err == nil && !strings.Contains(string(metrics), want) {
 			for line := range strings.Lines(string(metrics)) {
@@ -203,10 +203,10 @@ func (f *fleet) checkRow(r matrixRow) {
 		return err
 	}
 	if r.deliver == "yes" {
-		eventually(f.t, 15*time.Second, fmt.Sprintf("deliver and ack of %+v", r), deliver)
+		eventually(f.t, 60*time.Second, fmt.Sprintf("deliver and ack of %+v", r), deliver)
 		return
 	}
-	eventually(f.t, 15*time.Second, fmt.Sprintf("no delivery of %+v", r), func() error {
+	eventually(f.t, 60*time.Second, fmt.Sprintf("no delivery of %+v", r), func() error {
 		if err := deliver(); err == nil {
 			return errNotYet
 		}

@@ -66,7 +66,7 @@ func codeOf(err error) code.Code {
 }
 
 // callTime bounds a call that looks at the fleet.
-const callTime = 5 * time.Second
+const callTime = 20 * time.Second
 
 // describe asks the full hosts that run, in turn, until one answers.
 func (f *fleet) describe(queue string) (*tierqv1.Queue, error) {
