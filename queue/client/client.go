@@ -107,7 +107,7 @@ func (c *Client) apisOf(addr string) *apis {
 	defer c.mu.Unlock()
 	a := c.stubs[addr]
 	if a == nil {
-		a = newAPIs(c.opts.withToken(c.opts.HTTPClient), c.scheme, addr)
+		a = newAPIs(wholeMessages{c.opts.withToken(c.opts.HTTPClient)}, c.scheme, addr)
 		c.stubs[addr] = a
 	}
 	return a
