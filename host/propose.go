@@ -129,16 +129,15 @@ func (h *RaftHost) Propose(ctx context.Context, shard uint64, cmd []byte) (queue
 	return p.Wait(ctx)
 }
 
-// readAttempt bounds the first attempt of ReadIndex. The engine sends a request to the leader once: if that host has just died,
-// or the connection breaks, nothing answers. Attempts double, so that one whose answer waits for a backlog to be applied is not
-// cut short again and again.
+// readAttempt is after how long ReadIndex asks again. The engine sends a request to the leader once: if that host has just died, or the
+// connection breaks, nothing answers.
 const readAttempt = 300 * time.Millisecond
-
-// errReadLost: an attempt got no answer in its time.
-var errReadLost = errors.New("no answer")
 
 // ReadIndex returns nil once this host's replica of a shard has applied everything that was committed when ReadIndex was
 // called, as a quorum confirmed. Its errors are *code.Error with EffectNone. It returns by ctx's deadline.
+//
+// It asks again when an answer is late, and takes the first one that comes: where a quorum answers slowly, as on slow disks, an answer
+// must not be thrown away for a question that takes as long.
 func (h *RaftHost) ReadIndex(ctx context.Context, shard uint64) error {
 	if _, err := h.running(shard); err != nil {
 		return err
@@ -148,43 +147,63 @@ func (h *RaftHost) ReadIndex(ctx context.Context, shard uint64) error {
 		return err
 	}
 	deadline := time.Now().Add(timeout)
-	for attempt := readAttempt; ; attempt *= 2 {
+	late, over := make(chan dragonboat.RequestResult), make(chan struct{})
+	defer close(over)
+	for {
 		left := time.Until(deadline)
-		if left < 2*attempt {
-			attempt = left // rather one that is longer than one that has no time
-		}
-		if attempt <= 0 {
+		if left <= 0 {
 			return noLeader(shard, dragonboat.ErrTimeout)
 		}
-		if err := h.readOnce(ctx, shard, attempt); !errors.Is(err, errReadLost) {
+		request, err := h.askRead(shard, left)
+		if err != nil {
 			return err
+		}
+		timer := time.NewTimer(min(readAttempt, left))
+		select {
+		case r := <-request.AppliedC():
+			timer.Stop()
+			request.Release()
+			if !r.Timeout() {
+				return readOutcome(shard, r)
+			}
+		case r := <-late:
+			timer.Stop()
+			go passOn(request, late, over)
+			if !r.Timeout() {
+				return readOutcome(shard, r)
+			}
+		case <-ctx.Done():
+			timer.Stop()
+			return noLeader(shard, ctx.Err())
+		case <-timer.C:
+			go passOn(request, late, over)
 		}
 	}
 }
 
-// readOnce is one attempt of ReadIndex.
-func (h *RaftHost) readOnce(ctx context.Context, shard uint64, timeout time.Duration) error {
+// askRead has the engine ask for a read index.
+func (h *RaftHost) askRead(shard uint64, timeout time.Duration) (*dragonboat.RequestState, error) {
 	if !h.gate.enter() {
-		return shuttingDown()
+		return nil, shuttingDown()
 	}
+	defer h.gate.leave()
 	request, err := h.nodeHost.ReadIndex(shard, h.engineTime(timeout))
-	h.gate.leave()
 	if err != nil {
-		return notProposed(shard, err)
+		return nil, notProposed(shard, err)
 	}
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
+	return request, nil
+}
+
+// passOn gives a late answer to who still waits for one, until it is over.
+func passOn(request *dragonboat.RequestState, late chan<- dragonboat.RequestResult, over <-chan struct{}) {
 	select {
 	case r := <-request.AppliedC():
-		defer request.Release()
-		if r.Timeout() {
-			return errReadLost
+		request.Release()
+		select {
+		case late <- r:
+		case <-over:
 		}
-		return readOutcome(shard, r)
-	case <-ctx.Done():
-		return noLeader(shard, ctx.Err())
-	case <-timer.C:
-		return errReadLost
+	case <-over:
 	}
 }
 

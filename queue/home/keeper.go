@@ -35,7 +35,10 @@ type Keeper struct {
 	reading   bool          // a ReadIndex is on its way
 	readHold  time.Duration // no read before it: the last one failed
 	readPause time.Duration
-	readErr   error       // why the last read failed; nil: it completed
+	readErr   error // why the last read failed; nil: it completed
+	readBegun time.Duration
+	readEnd   func()      // ends the read that is on its way
+	readAnew  bool        // and it is to be asked again at once
 	retry     *time.Timer // tries the first read again
 	retryIn   time.Duration
 	groups    map[queue.GroupID]*group
@@ -187,20 +190,21 @@ func (k *Keeper) wantRead() (again time.Duration) {
 	k.reading = true
 	k.wg.Add(1)
 	r := k.lease.Begin(now)
+	ctx, end := context.WithTimeout(k.ctx, k.lease.length) // a later answer grants nothing
+	k.readBegun, k.readEnd = now, end
 	k.mu.Unlock()
 	go func() {
 		defer k.wg.Done()
-		k.read(r)
+		defer end()
+		k.read(ctx, r)
 	}()
 	return never
 }
 
 // read asks one ReadIndex and gives what it grants to the groups.
-func (k *Keeper) read(r Read) {
-	ctx, cancel := context.WithTimeout(k.ctx, k.lease.third())
+func (k *Keeper) read(ctx context.Context, r Read) {
 	err := k.o.ReadIndex(ctx)
-	cancel()
-	granted := false
+	granted, anew := false, false
 	if err == nil {
 		applied := k.o.Reader.Meta().Applied
 		k.mu.Lock()
@@ -212,9 +216,16 @@ func (k *Keeper) read(r Read) {
 		k.reading, k.readErr = false, err
 		k.readPause = min(max(2*k.readPause, firstHold), k.lease.third())
 		k.readHold = k.o.Boot() + k.readPause
+		if anew = k.readAnew; anew {
+			k.readHold, k.readPause = 0, 0
+		}
 	}
+	k.readAnew = false
 	k.retryBaseLocked()
 	k.mu.Unlock()
+	if anew {
+		k.wantRead()
+	}
 	for _, g := range k.list(nil) {
 		g.mu.Lock()
 		if g.led != nil || g.waiters.n > 0 || g.wanted > 0 || g.asking > 0 {
@@ -227,6 +238,16 @@ func (k *Keeper) read(r Read) {
 	}
 }
 
+// readFailure is why no read is fresh, as far as that is known: the last one failed, or the one on its way takes long. nil: neither.
+func (k *Keeper) readFailure() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.readErr == nil && k.reading && k.o.Boot()-k.readBegun >= k.lease.third() {
+		return code.New(code.NoLeader, "no quorum has answered for %v", k.o.Boot()-k.readBegun)
+	}
+	return k.readErr
+}
+
 // LeaderKnown says that the shard has a leader as this replica knows it: if the first read has not completed, it is asked
 // again at once. A new shard has no leader when its keeper starts, and a group made before the first read completes is served
 // only after the wait of a new home. It does not block, and reads nothing if the first read is done.
@@ -235,6 +256,10 @@ func (k *Keeper) LeaderKnown() {
 	due := !k.closed && !k.lease.BaseKnown()
 	if due {
 		k.readHold, k.readPause, k.retryIn = 0, 0, 0
+		if k.reading { // of a leader that is no more, or none
+			k.readAnew = true
+			k.readEnd()
+		}
 	}
 	k.mu.Unlock()
 	if due {

@@ -131,6 +131,21 @@ func TestReceiveOfANewGroupAfterTheFirstElection(t *testing.T) {
 	})
 }
 
+// Where a quorum takes longer to answer than a third of the home lease, as on slow disks, deliveries are slow, and go on.
+func TestSlowQuorumDelivers(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{})
+		r.mu.Lock()
+		r.readFor = DefaultHomeLease * 3 / 5
+		r.mu.Unlock()
+		for range 10 {
+			pass(2 * DefaultHomeLease) // no read is fresh any more
+			r.send(1)
+			require.Len(t, get(t, k, ReceiveRequest{Max: 1, Wait: 2 * DefaultHomeLease}), 1)
+		}
+	})
+}
+
 // B03: a poller that goes away gets nothing: the next message goes to the next poller, with attempt 1.
 func TestB03CanceledLongPoll(t *testing.T) {
 	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {

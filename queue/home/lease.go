@@ -60,7 +60,7 @@ func (l *Lease) obtained(at queue.Index) bool { return l.known && at > l.base }
 // wait is how long a new home waits: the old one's lease and a tenth for clocks that run at different speeds.
 func (l *Lease) wait() time.Duration { return l.length + l.length/10 }
 
-// third is the renewal period, and the timeout of one read.
+// third is the renewal period.
 func (l *Lease) third() time.Duration { return l.length / 3 }
 
 // Gate says whether deliveries of a group may start, and if not what is missing.

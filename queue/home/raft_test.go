@@ -26,6 +26,7 @@ type fakeRaft struct {
 	replicas []*fakeReplica
 	noQuorum bool
 	delay    time.Duration // from proposal to commit
+	readFor  time.Duration // how long a read index takes
 }
 
 // fakeWait is a proposer that waits for its replica's apply.
@@ -236,11 +237,18 @@ func (p *fakeReplica) times() []time.Duration {
 func (p *fakeReplica) readIndex(ctx context.Context) error {
 	p.reads.Add(1)
 	p.raft.mu.Lock()
-	cut, at := p.cut || p.raft.noQuorum, len(p.raft.log)
+	cut, at, takes := p.cut || p.raft.noQuorum, len(p.raft.log), p.raft.readFor
 	p.raft.mu.Unlock()
 	if cut {
 		<-ctx.Done()
 		return code.New(code.NoLeader, "no leader")
+	}
+	if takes > 0 {
+		select {
+		case <-time.After(takes):
+		case <-ctx.Done():
+			return code.New(code.NoLeader, "read index timed out")
+		}
 	}
 	for {
 		p.raft.mu.Lock()

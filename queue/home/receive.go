@@ -228,9 +228,7 @@ func (g *group) reason(w *waiter) error {
 
 // gateReason says why the home may not hand out, if that is a failure.
 func (g *group) gateReason() error {
-	g.k.mu.Lock()
-	err := g.k.readErr
-	g.k.mu.Unlock()
+	err := g.k.readFailure()
 	if err == nil {
 		err = g.failure
 	}
