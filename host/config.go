@@ -83,7 +83,7 @@ type Config struct {
 	// RTT is the engine's tick. An election timeout is ElectionTicks of them, to twice that at random, and a
 	// heartbeat is sent every HeartbeatTicks.
 	//
-	// Default to 50 ms, 10 and 2 (docs/adr/0046), with ManyShards to 200 ms, 10 and 2. RTT must be in [5 ms, 1 s].
+	// Default to 50 ms, 10 and 2 (docs/adr/0046), with ManyShards to 400 ms, 5 and 1. RTT must be in [5 ms, 1 s].
 	RTT            time.Duration
 	ElectionTicks  uint64
 	HeartbeatTicks uint64
@@ -165,7 +165,9 @@ type Faults interface {
 func (c *Config) EnsureDefaults() {
 	setDefault(&c.ExecWorkers, 1)
 	if c.ManyShards {
-		setDefault(&c.RTT, 200*time.Millisecond)
+		setDefault(&c.RTT, 400*time.Millisecond)
+		setDefault(&c.ElectionTicks, 5)
+		setDefault(&c.HeartbeatTicks, 1)
 	}
 	setDefault(&c.RTT, 50*time.Millisecond)
 	setDefault(&c.ElectionTicks, 10)

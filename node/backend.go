@@ -720,7 +720,7 @@ func (n *Node) Digest(ctx context.Context, name string, partition uint32) (api.R
 // Fleet implements api.Backend.
 func (n *Node) Fleet() api.Fleet {
 	v := n.view()
-	f := api.Fleet{ID: v.Fleet().String(), Self: n.id, Version: Version, Uptime: time.Since(n.started), CatalogVersion: v.Version()}
+	f := api.Fleet{ID: v.Fleet().String(), Self: n.id, Version: n.cfg.Version, Uptime: time.Since(n.started), CatalogVersion: v.Version()}
 	if _, host, term, ok := n.raft.Leader(catalog.ShardID); ok {
 		f.CatalogLeader, f.CatalogTerm = host, term
 	}

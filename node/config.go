@@ -98,6 +98,9 @@ type Config struct {
 	// Log is the least level that is logged: debug, info, warn or error. Defaults to info.
 	Log string `yaml:"log"`
 
+	// Version is the program's, as it is shown to operators; not part of the file.
+	Version string `yaml:"-"`
+
 	wall func() time.Time // nil: the machine's; a test's
 
 	// growthAt, if not nil, is called by a test's host that drives a growth, at each of its steps.

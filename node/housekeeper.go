@@ -17,6 +17,8 @@ const (
 	housekeepTick = 250 * time.Millisecond
 	// housekeepTickMany is the same in the profile many-shards.
 	housekeepTickMany = time.Second
+	// followTicks is how many of them pass between two looks at a shard that another host leads; news of a leader wakes it.
+	followTicks = 4
 	// choreEvery is how often a shard that moves is asked for chores, choreRest one that does not.
 	choreEvery = 500 * time.Millisecond
 	choreRest  = 30 * time.Second
@@ -30,8 +32,9 @@ const (
 // housekeep runs while the replica runs and acts only while this host leads the shard: it brings the shard's options to
 // the catalog's, replaces homes whose host is silent, and proposes the state's chores. An idle shard writes nothing.
 func (d *desk) housekeep(ctx context.Context) {
-	ticker := time.NewTicker(cmp.Or(d.tick, housekeepTick))
-	defer ticker.Stop()
+	tick := cmp.Or(d.tick, housekeepTick)
+	timer := time.NewTimer(tick)
+	defer timer.Stop()
 	k := &housekeeper{desk: d, replaced: map[queue.GroupID]time.Time{}, missing: map[queue.GroupID]time.Time{}, state: noChores{}}
 	if r, ok := d.reader.(choreReader); ok {
 		k.state = r
@@ -40,15 +43,17 @@ func (d *desk) housekeep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-timer.C:
 		case <-d.wake:
 			d.configured.Store(false)
 		}
 		if d.leads() {
 			d.quorumState()
 			k.round(ctx)
+			timer.Reset(tick)
 		} else {
 			k.follow(time.Now())
+			timer.Reset(followTicks * tick)
 		}
 	}
 }

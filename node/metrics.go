@@ -45,3 +45,12 @@ func (m *metrics) countExports(exported, givenUp int) {
 	m.exported.Add(float64(exported))
 	m.exportGivenUp.Add(float64(givenUp))
 }
+
+// buildInfo is the series that says which program a host runs.
+func buildInfo(version string) prometheus.Collector {
+	g := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "tierq_build_info", Help: "1; the version of the program that this host runs is the label.", ConstLabels: prometheus.Labels{"version": version},
+	})
+	g.Set(1)
+	return g
+}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -29,9 +30,6 @@ import (
 	"github.com/tierq/tierq/queue/code"
 	"github.com/tierq/tierq/swarm"
 )
-
-// Version is what the binary says it is.
-const Version = "0.1.0-dev"
 
 // drainTimeout bounds how long a stop waits for homes to be handed over and calls to end.
 const drainTimeout = 5 * time.Second
@@ -117,7 +115,7 @@ func open(cfg Config, ls Listeners, log *zap.Logger, adjust func(*host.Config)) 
 		return nil, err
 	}
 	n.catalog = n.raft.Catalog()
-	n.registry.MustRegister(newCollector(n), movesCollector{n})
+	n.registry.MustRegister(newCollector(n), movesCollector{n}, buildInfo(cfg.Version))
 	n.watchCerts()
 	n.serve(ls)
 	n.raft.Start()
@@ -425,13 +423,30 @@ func (n *Node) onLeader(shard uint64, leader queue.ReplicaID, term uint64) {
 func (n *Node) onCatalog(v *catalog.View) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	was := n.catalog
 	n.catalog = v
 	close(n.news)
 	n.news = make(chan struct{})
-	for _, d := range n.desks {
-		d.nudge()
+	for shard, d := range n.desks {
+		if concerns(was, v, shard) {
+			d.nudge()
+		} else if d.outbox != nil {
+			d.outbox.Nudge() // a queue that it looks for may be there now
+		}
 	}
 	n.signalLocked()
+}
+
+// concerns says whether a shard has other options or replicas in now than in was, which may be nil.
+func concerns(was, now *catalog.View, shard uint64) bool {
+	if was == nil {
+		return true
+	}
+	had, hadAny := was.OptionsOf(shard)
+	has, hasAny := now.OptionsOf(shard)
+	before, _ := was.Placement(shard)
+	after, _ := now.Placement(shard)
+	return had != has || hadAny != hasAny || before.Deleted != after.Deleted || !slices.Equal(before.Replicas, after.Replicas)
 }
 
 // Node is also what its desks know of the fleet.

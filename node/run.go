@@ -45,7 +45,7 @@ func Run(ctx context.Context, cfg Config, log *zap.Logger) error {
 	if err != nil {
 		return err
 	}
-	fields := []zap.Field{event.Is("host-serves"), zap.String("version", Version), zap.String("role", string(cfg.Self().Role)), zap.String("data", cfg.Data)}
+	fields := []zap.Field{event.Is("host-serves"), zap.String("version", cfg.Version), zap.String("role", string(cfg.Self().Role)), zap.String("data", cfg.Data)}
 	if a := n.APIAddr(); a != nil {
 		fields = append(fields, zap.String("api", a.String()))
 	}
@@ -84,6 +84,8 @@ type DevConfig struct {
 	API, Admin string
 	// Log is the level for the log on stderr. Defaults to warn.
 	Log string
+	// Version is the program's, as it is shown to operators.
+	Version string
 	// Out gets what to try next, once the fleet serves.
 	Out io.Writer
 }
@@ -145,7 +147,7 @@ func OpenDev(c DevConfig, log *zap.Logger) (_ *Dev, err error) {
 		}
 	}()
 	for i, h := range hosts {
-		cfg := Config{Host: h.ID, Data: filepath.Join(c.Dir, "host-"+itoa(h.ID)), Hosts: hosts, Admin: "127.0.0.1:0", Log: c.Log}
+		cfg := Config{Host: h.ID, Data: filepath.Join(c.Dir, "host-"+itoa(h.ID)), Hosts: hosts, Admin: "127.0.0.1:0", Log: c.Log, Version: c.Version}
 		if i == 0 {
 			cfg.Admin = c.Admin
 		}

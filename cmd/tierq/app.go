@@ -25,7 +25,7 @@ const (
 	exitRefused     = 4
 )
 
-// version is set by the linker for releases.
+// version is set by the linker for releases: -ldflags "-X main.version=…".
 var version = ""
 
 // app is one run of the program.

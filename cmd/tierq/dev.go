@@ -15,7 +15,7 @@ func devCommand(a *app) *cobra.Command {
 			"the default ports, so that the other commands find it. Stop it with Ctrl-C; the data stay in --dir.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg.Out = a.out
+			cfg.Out, cfg.Version = a.out, versionText()
 			return hostError(node.RunDev(cmd.Context(), cfg))
 		},
 	}

@@ -36,6 +36,7 @@ func hostCommand(use, short string, role node.Role) *cobra.Command {
 			if err != nil {
 				return configError(err)
 			}
+			cfg.Version = versionText()
 			if have := cfg.Self().Role; have != role {
 				return usagef("%s: host %d is a %s host: start it with `tierq %s`", path, cfg.Host, have, commandOf(have))
 			}
