@@ -83,6 +83,40 @@ func refuse(c code.Code, format string, args ...any) error {
 	return Refusal(code.New(c, format, args...))
 }
 
+// under answers a call with the fleet's lock held.
+func under[Res any](v *view, answer func(f *Fleet) (*Res, error)) (*connect.Response[Res], error) {
+	f := v.h.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	res, err := answer(f)
+	if err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(res), nil
+}
+
+// inQueue answers a call about a queue.
+func inQueue[Res any](v *view, name string, answer func(*Fleet, *queueState) (*Res, error)) (*connect.Response[Res], error) {
+	return under(v, func(f *Fleet) (*Res, error) {
+		q, err := f.queueLocked(name)
+		if err != nil {
+			return nil, err
+		}
+		return answer(f, q)
+	})
+}
+
+// inGroup answers a call about a group, at any host.
+func inGroup[Res any](v *view, queue, name string, answer func(*Fleet, *queueState, *groupState) (*Res, error)) (*connect.Response[Res], error) {
+	return under(v, func(f *Fleet) (*Res, error) {
+		q, g, err := v.groupLocked(queue, name)
+		if err != nil {
+			return nil, err
+		}
+		return answer(f, q, g)
+	})
+}
+
 func (f *Fleet) queueLocked(name string) (*queueState, error) {
 	q := f.queues[name]
 	if q == nil {
@@ -187,15 +221,10 @@ func (f *Fleet) wireLocked(name string, q *queueState) *tierqv1.Queue {
 }
 
 func (v *view) LocateQueue(_ context.Context, r *connect.Request[tierqv1.LocateQueueRequest]) (*connect.Response[tierqv1.LocateQueueResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q, err := f.queueLocked(r.Msg.Name)
-	if err != nil {
-		return nil, err
-	}
-	w := f.wireLocked(r.Msg.Name, q)
-	return connect.NewResponse(&tierqv1.LocateQueueResponse{Id: w.Id, Ordering: w.Options.GetOrdering(), Partitions: w.Partitions}), nil
+	return inQueue(v, r.Msg.Name, func(f *Fleet, q *queueState) (*tierqv1.LocateQueueResponse, error) {
+		w := f.wireLocked(r.Msg.Name, q)
+		return &tierqv1.LocateQueueResponse{Id: w.Id, Ordering: w.Options.GetOrdering(), Partitions: w.Partitions}, nil
+	})
 }
 
 func (f *Fleet) groupsLocked(queue string, q *queueState) []*tierqv1.Group {
@@ -234,51 +263,41 @@ func (v *view) ListQueues(_ context.Context, r *connect.Request[tierqv1.ListQueu
 }
 
 func (v *view) DescribeQueue(_ context.Context, r *connect.Request[tierqv1.DescribeQueueRequest]) (*connect.Response[tierqv1.DescribeQueueResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q, err := f.queueLocked(r.Msg.Name)
-	if err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(&tierqv1.DescribeQueueResponse{Queue: f.wireLocked(r.Msg.Name, q)}), nil
+	return inQueue(v, r.Msg.Name, func(f *Fleet, q *queueState) (*tierqv1.DescribeQueueResponse, error) {
+		return &tierqv1.DescribeQueueResponse{Queue: f.wireLocked(r.Msg.Name, q)}, nil
+	})
 }
 
 func (v *view) DeleteQueue(_ context.Context, r *connect.Request[tierqv1.DeleteQueueRequest]) (*connect.Response[tierqv1.DeleteQueueResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if _, err := f.queueLocked(r.Msg.Name); err != nil {
-		return nil, err
-	}
-	delete(f.queues, r.Msg.Name)
-	return connect.NewResponse(&tierqv1.DeleteQueueResponse{}), nil
+	return inQueue(v, r.Msg.Name, func(f *Fleet, _ *queueState) (*tierqv1.DeleteQueueResponse, error) {
+		delete(f.queues, r.Msg.Name)
+		return &tierqv1.DeleteQueueResponse{}, nil
+	})
 }
 
 func (v *view) Publish(_ context.Context, r *connect.Request[tierqv1.PublishRequest]) (*connect.Response[tierqv1.PublishResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q, err := f.partLocked(r.Msg.Queue, r.Msg.Partition)
-	if err != nil {
-		return nil, err
-	}
-	leader := f.leaderOf(q)
-	if leader != v.h.ID {
-		e := code.New(code.NoLeader, "")
-		if leader != 0 {
-			e = code.New(code.NotReplica, "")
-			e.LeaderHost, e.LeaderAPI = leader, f.apiLocked(leader)
+	return under(v, func(f *Fleet) (*tierqv1.PublishResponse, error) {
+		q, err := f.partLocked(r.Msg.Queue, r.Msg.Partition)
+		if err != nil {
+			return nil, err
 		}
-		return nil, Refusal(e)
-	}
-	res := &tierqv1.PublishResponse{Shard: q.id, LeaderHost: leader, LeaderApi: f.apiLocked(leader), DataCopies: 2, Partitions: f.hintLocked(r.Msg.Queue)}
-	for _, m := range r.Msg.Messages {
-		res.Results = append(res.Results, f.storeLocked(q, r.Msg, m))
-	}
-	res.Index = uint64(len(q.messages)) + 1
-	f.wakeLocked()
-	return connect.NewResponse(res), nil
+		leader := f.leaderOf(q)
+		if leader != v.h.ID {
+			e := code.New(code.NoLeader, "")
+			if leader != 0 {
+				e = code.New(code.NotReplica, "")
+				e.LeaderHost, e.LeaderAPI = leader, f.apiLocked(leader)
+			}
+			return nil, Refusal(e)
+		}
+		res := &tierqv1.PublishResponse{Shard: q.id, LeaderHost: leader, LeaderApi: f.apiLocked(leader), DataCopies: 2, Partitions: f.hintLocked(r.Msg.Queue)}
+		for _, m := range r.Msg.Messages {
+			res.Results = append(res.Results, f.storeLocked(q, r.Msg, m))
+		}
+		res.Index = uint64(len(q.messages)) + 1
+		f.wakeLocked()
+		return res, nil
+	})
 }
 
 func result(c code.Code) *tierqv1.PublishResult {
@@ -321,31 +340,21 @@ func newGroup(id uint64, c *tierqv1.GroupConfig) *groupState {
 }
 
 func (v *view) CreateGroup(_ context.Context, r *connect.Request[tierqv1.CreateGroupRequest]) (*connect.Response[tierqv1.CreateGroupResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q, err := f.queueLocked(r.Msg.Queue)
-	if err != nil {
-		return nil, err
-	}
-	for _, part := range q.parts {
-		if part.groups[r.Msg.Name] == nil {
-			part.groups[r.Msg.Name] = newGroup(uint64(len(part.groups))+1, r.Msg.Config)
+	return inQueue(v, r.Msg.Queue, func(f *Fleet, q *queueState) (*tierqv1.CreateGroupResponse, error) {
+		for _, part := range q.parts {
+			if part.groups[r.Msg.Name] == nil {
+				part.groups[r.Msg.Name] = newGroup(uint64(len(part.groups))+1, r.Msg.Config)
+			}
 		}
-	}
-	g := q.groups[r.Msg.Name]
-	return connect.NewResponse(&tierqv1.CreateGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}), nil
+		g := q.groups[r.Msg.Name]
+		return &tierqv1.CreateGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}, nil
+	})
 }
 
 func (v *view) ListGroups(_ context.Context, r *connect.Request[tierqv1.ListGroupsRequest]) (*connect.Response[tierqv1.ListGroupsResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q, err := f.queueLocked(r.Msg.Queue)
-	if err != nil {
-		return nil, err
-	}
-	return connect.NewResponse(&tierqv1.ListGroupsResponse{Groups: f.groupsLocked(r.Msg.Queue, q)}), nil
+	return inQueue(v, r.Msg.Queue, func(f *Fleet, q *queueState) (*tierqv1.ListGroupsResponse, error) {
+		return &tierqv1.ListGroupsResponse{Groups: f.groupsLocked(r.Msg.Queue, q)}, nil
+	})
 }
 
 // homeLocked finds a group for a call that must be at its home.
@@ -387,45 +396,30 @@ func (v *view) groupIn(queue string, p *uint32, group string) (*queueState, *gro
 }
 
 func (v *view) DeleteGroup(_ context.Context, r *connect.Request[tierqv1.DeleteGroupRequest]) (*connect.Response[tierqv1.DeleteGroupResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q, _, err := v.groupLocked(r.Msg.Queue, r.Msg.Name)
-	if err != nil {
-		return nil, err
-	}
-	delete(q.groups, r.Msg.Name)
-	return connect.NewResponse(&tierqv1.DeleteGroupResponse{}), nil
+	return inGroup(v, r.Msg.Queue, r.Msg.Name, func(f *Fleet, q *queueState, _ *groupState) (*tierqv1.DeleteGroupResponse, error) {
+		delete(q.groups, r.Msg.Name)
+		return &tierqv1.DeleteGroupResponse{}, nil
+	})
 }
 
 func (v *view) ResetGroup(_ context.Context, r *connect.Request[tierqv1.ResetGroupRequest]) (*connect.Response[tierqv1.ResetGroupResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q, g, err := v.groupLocked(r.Msg.Queue, r.Msg.Name)
-	if err != nil {
-		return nil, err
-	}
-	*g = *newGroup(g.id, g.config)
-	f.epoch++
-	return connect.NewResponse(&tierqv1.ResetGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}), nil
+	return inGroup(v, r.Msg.Queue, r.Msg.Name, func(f *Fleet, q *queueState, g *groupState) (*tierqv1.ResetGroupResponse, error) {
+		*g = *newGroup(g.id, g.config)
+		f.epoch++
+		return &tierqv1.ResetGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}, nil
+	})
 }
 
 func (v *view) MoveGroup(_ context.Context, r *connect.Request[tierqv1.MoveGroupRequest]) (*connect.Response[tierqv1.MoveGroupResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q, g, err := v.groupLocked(r.Msg.Queue, r.Msg.Name)
-	if err != nil {
-		return nil, err
-	}
-	if r.Msg.ToHost == 0 || int(r.Msg.ToHost) > len(f.hosts) {
-		return nil, refuse(code.UnknownHost, "the fleet has no host %d", r.Msg.ToHost)
-	}
-	f.home = r.Msg.ToHost
-	f.epoch++
-	f.wakeLocked()
-	return connect.NewResponse(&tierqv1.MoveGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}), nil
+	return inGroup(v, r.Msg.Queue, r.Msg.Name, func(f *Fleet, q *queueState, g *groupState) (*tierqv1.MoveGroupResponse, error) {
+		if r.Msg.ToHost == 0 || int(r.Msg.ToHost) > len(f.hosts) {
+			return nil, refuse(code.UnknownHost, "the fleet has no host %d", r.Msg.ToHost)
+		}
+		f.home = r.Msg.ToHost
+		f.epoch++
+		f.wakeLocked()
+		return &tierqv1.MoveGroupResponse{Group: f.groupLocked(r.Msg.Queue, r.Msg.Name, q, g)}, nil
+	})
 }
 
 func (v *view) Receive(ctx context.Context, r *connect.Request[tierqv1.ReceiveRequest]) (*connect.Response[tierqv1.ReceiveResponse], error) {
@@ -579,29 +573,24 @@ func (v *view) Extend(_ context.Context, r *connect.Request[tierqv1.ExtendReques
 }
 
 func (v *view) ListDeadLetters(_ context.Context, r *connect.Request[tierqv1.ListDeadLettersRequest]) (*connect.Response[tierqv1.ListDeadLettersResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	_, g, err := v.groupLocked(r.Msg.Queue, r.Msg.Group)
-	if err != nil {
-		return nil, err
-	}
-	limit := int(r.Msg.Limit)
-	if limit == 0 {
-		limit = 100
-	}
-	res := &tierqv1.ListDeadLettersResponse{}
-	for _, a := range slices.Sorted(mapKeys(g.dead)) {
-		if a < r.Msg.FromAddress || !strings.HasPrefix(g.dead[a].Reason, r.Msg.ReasonPrefix) {
-			continue
+	return inGroup(v, r.Msg.Queue, r.Msg.Group, func(f *Fleet, _ *queueState, g *groupState) (*tierqv1.ListDeadLettersResponse, error) {
+		limit := int(r.Msg.Limit)
+		if limit == 0 {
+			limit = 100
 		}
-		if len(res.DeadLetters) == limit {
-			res.NextAddress = a
-			break
+		res := &tierqv1.ListDeadLettersResponse{}
+		for _, a := range slices.Sorted(mapKeys(g.dead)) {
+			if a < r.Msg.FromAddress || !strings.HasPrefix(g.dead[a].Reason, r.Msg.ReasonPrefix) {
+				continue
+			}
+			if len(res.DeadLetters) == limit {
+				res.NextAddress = a
+				break
+			}
+			res.DeadLetters = append(res.DeadLetters, g.dead[a])
 		}
-		res.DeadLetters = append(res.DeadLetters, g.dead[a])
-	}
-	return connect.NewResponse(res), nil
+		return res, nil
+	})
 }
 
 func mapKeys[V any](m map[uint64]V) func(func(uint64) bool) {
@@ -647,49 +636,47 @@ func removeDeadLocked(g *groupState, addresses []uint64) uint64 {
 }
 
 func (v *view) RedriveDeadLetters(_ context.Context, r *connect.Request[tierqv1.RedriveDeadLettersRequest]) (*connect.Response[tierqv1.RedriveDeadLettersResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	_, g, err := v.homeLocked(r.Msg.Queue, new(uint32), r.Msg.Group)
-	if err != nil {
-		return nil, err
-	}
-	most := math.MaxInt
-	if r.Msg.RatePerSecond > 0 {
-		most = pacedRound
-	}
-	if r.Msg.Limit > 0 {
-		most = min(most, int(r.Msg.Limit))
-	}
-	list, next := selectDeadLocked(g, r.Msg.Addresses, r.Msg.FromAddress, r.Msg.ReasonPrefix, most)
-	if r.Msg.DryRun {
-		return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{Matched: uint64(len(list)), NextAddress: next}), nil
-	}
-	n := removeDeadLocked(g, list)
-	f.wakeLocked()
-	return connect.NewResponse(&tierqv1.RedriveDeadLettersResponse{Redriven: n, Skipped: uint64(len(list)) - n, NextAddress: next}), nil
+	return under(v, func(f *Fleet) (*tierqv1.RedriveDeadLettersResponse, error) {
+		_, g, err := v.homeLocked(r.Msg.Queue, new(uint32), r.Msg.Group)
+		if err != nil {
+			return nil, err
+		}
+		most := math.MaxInt
+		if r.Msg.RatePerSecond > 0 {
+			most = pacedRound
+		}
+		if r.Msg.Limit > 0 {
+			most = min(most, int(r.Msg.Limit))
+		}
+		list, next := selectDeadLocked(g, r.Msg.Addresses, r.Msg.FromAddress, r.Msg.ReasonPrefix, most)
+		if r.Msg.DryRun {
+			return &tierqv1.RedriveDeadLettersResponse{Matched: uint64(len(list)), NextAddress: next}, nil
+		}
+		n := removeDeadLocked(g, list)
+		f.wakeLocked()
+		return &tierqv1.RedriveDeadLettersResponse{Redriven: n, Skipped: uint64(len(list)) - n, NextAddress: next}, nil
+	})
 }
 
 func (v *view) PurgeDeadLetters(_ context.Context, r *connect.Request[tierqv1.PurgeDeadLettersRequest]) (*connect.Response[tierqv1.PurgeDeadLettersResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	_, g, err := v.homeLocked(r.Msg.Queue, new(uint32), r.Msg.Group)
-	if err != nil {
-		return nil, err
-	}
-	most := math.MaxInt
-	if r.Msg.Limit > 0 {
-		most = int(r.Msg.Limit)
-	}
-	list, next := selectDeadLocked(g, r.Msg.Addresses, r.Msg.FromAddress, r.Msg.ReasonPrefix, most)
-	if r.Msg.DryRun {
-		return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Matched: uint64(len(list)), NextAddress: next}), nil
-	}
-	for _, a := range list {
-		g.acked[a] = true
-	}
-	return connect.NewResponse(&tierqv1.PurgeDeadLettersResponse{Purged: removeDeadLocked(g, list), NextAddress: next}), nil
+	return under(v, func(*Fleet) (*tierqv1.PurgeDeadLettersResponse, error) {
+		_, g, err := v.homeLocked(r.Msg.Queue, new(uint32), r.Msg.Group)
+		if err != nil {
+			return nil, err
+		}
+		most := math.MaxInt
+		if r.Msg.Limit > 0 {
+			most = int(r.Msg.Limit)
+		}
+		list, next := selectDeadLocked(g, r.Msg.Addresses, r.Msg.FromAddress, r.Msg.ReasonPrefix, most)
+		if r.Msg.DryRun {
+			return &tierqv1.PurgeDeadLettersResponse{Matched: uint64(len(list)), NextAddress: next}, nil
+		}
+		for _, a := range list {
+			g.acked[a] = true
+		}
+		return &tierqv1.PurgeDeadLettersResponse{Purged: removeDeadLocked(g, list), NextAddress: next}, nil
+	})
 }
 
 func (v *view) FleetStatus(context.Context, *connect.Request[tierqv1.FleetStatusRequest]) (*connect.Response[tierqv1.FleetStatusResponse], error) {
@@ -704,20 +691,15 @@ func (v *view) FleetStatus(context.Context, *connect.Request[tierqv1.FleetStatus
 }
 
 func (v *view) ShardDigest(_ context.Context, r *connect.Request[tierqv1.ShardDigestRequest]) (*connect.Response[tierqv1.ShardDigestResponse], error) {
-	f := v.h.f
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q, err := f.queueLocked(r.Msg.Queue)
-	if err != nil {
-		return nil, err
-	}
-	ds := f.digests
-	if ds == nil {
-		for _, h := range f.hosts[:min(2, len(f.hosts))] {
-			ds = append(ds, &tierqv1.ReplicaDigest{ReplicaId: h.ID, Host: h.ID, AppliedIndex: 12, Digest: "00ff"})
+	return inQueue(v, r.Msg.Queue, func(f *Fleet, q *queueState) (*tierqv1.ShardDigestResponse, error) {
+		ds := f.digests
+		if ds == nil {
+			for _, h := range f.hosts[:min(2, len(f.hosts))] {
+				ds = append(ds, &tierqv1.ReplicaDigest{ReplicaId: h.ID, Host: h.ID, AppliedIndex: 12, Digest: "00ff"})
+			}
 		}
-	}
-	return connect.NewResponse(&tierqv1.ShardDigestResponse{Shard: q.id, Replicas: ds}), nil
+		return &tierqv1.ShardDigestResponse{Shard: q.id, Replicas: ds}, nil
+	})
 }
 
 func (v *view) BenchPropose(_ context.Context, r *connect.Request[tierqv1.BenchProposeRequest]) (*connect.Response[tierqv1.BenchProposeResponse], error) {
