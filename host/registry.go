@@ -22,24 +22,53 @@ import (
 // Host 7 is 74696572-7100-8000-8000-000000000007. Part of the format; do not change.
 const targetPrefix = "74696572-7100-800"
 
+// targetDigits is the length of what follows the prefix, H-8HHH-HHHHHHHHHHHH.
+const targetDigits = 19
+
 // Target returns the target of a host. Host ids begin at 1; the target of 0 is not one that ParseTarget
 // accepts.
 func Target(hostID uint64) string {
-	return fmt.Sprintf("%s%x-8%03x-%012x", targetPrefix, hostID>>60, hostID>>48&0xfff, hostID&(1<<48-1))
+	var b [len(targetPrefix) + targetDigits]byte
+	n := copy(b[:], targetPrefix)
+	for i, at := 0, n; at < len(b); at++ {
+		switch at - n {
+		case 1, 6:
+			b[at] = '-'
+		case 2:
+			b[at] = '8'
+		default:
+			b[at] = "0123456789abcdef"[hostID>>(60-4*i)&0xf]
+			i++
+		}
+	}
+	return string(b[:])
 }
 
 // ParseTarget returns the host that a target names. It accepts exactly what Target returns for ids from 1.
 func ParseTarget(target string) (hostID uint64, err error) {
 	digits, ok := strings.CutPrefix(target, targetPrefix)
-	// H-8HHH-HHHHHHHHHHHH
-	if !ok || len(digits) != 19 {
+	if !ok || len(digits) != targetDigits {
 		return 0, fmt.Errorf("%q is not the target of a host", target)
 	}
-	id, err := strconv.ParseUint(digits[:1]+digits[3:6]+digits[7:], 16, 64)
-	if err != nil || id == 0 || Target(id) != target {
+	for at := range len(digits) {
+		c := digits[at]
+		switch {
+		case at == 1 || at == 6:
+			ok = ok && c == '-'
+		case at == 2:
+			ok = ok && c == '8'
+		case c >= '0' && c <= '9':
+			hostID = hostID<<4 | uint64(c-'0')
+		case c >= 'a' && c <= 'f':
+			hostID = hostID<<4 | uint64(c-'a'+10)
+		default:
+			ok = false
+		}
+	}
+	if !ok || hostID == 0 {
 		return 0, fmt.Errorf("%q is not the target of a host", target)
 	}
-	return id, nil
+	return hostID, nil
 }
 
 // Errors of Resolve. The engine drops the message, as it does when a host is down; Raft sends again.

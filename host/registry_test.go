@@ -241,3 +241,14 @@ func (c *counter) RecoverFromSnapshot(r io.Reader, _ []statemachine.SnapshotFile
 }
 
 func (c *counter) Close() error { return nil }
+
+// BenchmarkParseTarget is what each message that arrives costs.
+func BenchmarkParseTarget(b *testing.B) {
+	target := Target(7)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := ParseTarget(target); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
