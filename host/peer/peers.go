@@ -169,9 +169,13 @@ func New(cfg Config) *Peers {
 		BaseContext:       func(net.Listener) context.Context { return p.ctx },
 		ErrorLog:          zap.NewStdLog(p.log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))),
 	}
-	p.Handle(peerv1connect.NewPeerServiceHandler(&service{p: p}))
+	p.Handle(peerv1connect.NewPeerServiceHandler(&service{p: p}, connect.WithCompressMinBytes(compressFrom)))
 	return p
 }
+
+// compressFrom is the size in bytes from which answers are compressed. Reports are small and come several times a second from
+// every host, and each gzip takes more time than all else that is done for one.
+const compressFrom = 16 << 10
 
 // Handle registers a service, as a generated New...Handler returns it. Requests reach it after the handshake.
 func (p *Peers) Handle(pattern string, handler http.Handler) { p.mux.Handle(pattern, handler) }
