@@ -65,7 +65,8 @@ func tierq(t *testing.T) string {
 		if program.dir, program.err = os.MkdirTemp("", "tierq-bin-"); program.err != nil {
 			return
 		}
-		build := exec.Command("go", "build", "-o", filepath.Join(program.dir, "tierq"), "github.com/tierq/tierq/cmd/tierq")
+		// Without debug information: writing it takes as long as the rest of the link.
+		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(program.dir, "tierq"), "github.com/tierq/tierq/cmd/tierq")
 		if out, err := build.CombinedOutput(); err != nil {
 			program.err = fmt.Errorf("build the binary: %w\n%s", err, out)
 		}

@@ -25,7 +25,7 @@ func TestGuides(t *testing.T) {
 		t.Skip("there is no bash")
 	}
 	program := filepath.Join(t.TempDir(), "tierq")
-	out, err := exec.Command("go", "build", "-o", program, "github.com/tierq/tierq/cmd/tierq").CombinedOutput()
+	out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, "github.com/tierq/tierq/cmd/tierq").CombinedOutput()
 	require.NoError(t, err, string(out))
 	_, addrs := openFleetAt(t)
 	pages, err := filepath.Glob("../../docs/guides/*.md")
@@ -70,7 +70,7 @@ func (b block) command(ctx context.Context, t *testing.T, bash string) *exec.Cmd
 	if b.language == "go" {
 		file := filepath.Join(dir, "main.go")
 		require.NoError(t, os.WriteFile(file, []byte(b.text), 0o600))
-		return exec.CommandContext(ctx, "go", "run", file)
+		return exec.CommandContext(ctx, "go", "run", "-ldflags=-s -w", file)
 	}
 	cmd := exec.CommandContext(ctx, bash, "-eu", "-o", "pipefail", "-x", "-c", b.text)
 	cmd.Dir = dir
