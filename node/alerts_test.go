@@ -23,6 +23,7 @@ func testAlerts(f *adminFleet) {
 	known := map[string][]string{ // the labels of each series
 		// Only there when something is wrong, or with TLS.
 		"tierq_outbox_parked_seconds":      {"queue", "partition", "group", "code"},
+		"tierq_queue_growing_seconds":      {"queue", "phase"},
 		"tierq_refusals_total":             {"code"},
 		"tierq_certificate_expiry_seconds": {"use"},
 	}

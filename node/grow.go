@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,14 +36,21 @@ type driver struct {
 	n      *Node
 	server *api.Server // its calls go where they are served
 
-	mu   sync.Mutex
-	told map[uint64]time.Time // by growth: when the log was told what it waits for
+	mu    sync.Mutex
+	waits map[uint64]growthWait // by growth
+}
+
+// growthWait is why a growth did not go on when it was looked at last.
+type growthWait struct {
+	err  error
+	told time.Time // when the log was
 }
 
 // driveGrowths runs the driver until the returned function is called, which waits for it.
 func (n *Node) driveGrowths(server *api.Server) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	d := &driver{n: n, server: server, told: map[uint64]time.Time{}}
+	d := &driver{n: n, server: server, waits: map[uint64]growthWait{}}
+	n.driver = d
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -63,6 +71,8 @@ func (d *driver) run(ctx context.Context) {
 			if d.n.leadsCatalog() {
 				d.round(ctx, growths)
 			}
+		} else {
+			d.forget()
 		}
 		select {
 		case <-ctx.Done():
@@ -89,9 +99,6 @@ func (d *driver) round(ctx context.Context, growths []catalog.Growth) {
 	}
 	wg.Wait()
 }
-
-// errGrowthWaits says what a growth waits for.
-var errGrowthWaits = errors.New("it waits")
 
 // advance takes a queue's growth as far as it goes now.
 func (d *driver) advance(ctx context.Context, queueID uint64) error {
@@ -150,17 +157,121 @@ func (d *driver) at(ctx context.Context, s growthStep, g catalog.Growth) {
 	}
 }
 
-// servesAll returns nil once every shard has a leader and all its voters.
+// unserved is a shard that a growth waits for.
+type unserved struct {
+	shard uint64
+	lacks string
+}
+
+func (u *unserved) Error() string { return fmt.Sprintf("shard %d %s", u.shard, u.lacks) }
+
+// servesAll returns nil once every shard has a leader and all its voters, else an *unserved.
 func (n *Node) servesAll(shards []uint64) error {
 	for _, s := range shards {
+		lacks := ""
 		if _, _, _, ok := n.raft.Leader(s); !ok {
-			return fmt.Errorf("%w: shard %d has no leader yet", errGrowthWaits, s)
+			lacks = "has no leader yet"
+		} else if !n.complete(s) {
+			lacks = "does not have its witness yet"
+		} else {
+			continue
 		}
-		if !n.complete(s) {
-			return fmt.Errorf("%w: the witness of shard %d is not added yet", errGrowthWaits, s)
+		if silent := n.silentHosts(s); silent != "" {
+			lacks += ", and of its hosts these are silent: " + silent
 		}
+		return &unserved{s, lacks}
 	}
 	return nil
+}
+
+// silentHosts are those of a shard's hosts of which this one does not hear.
+func (n *Node) silentHosts(shard uint64) string {
+	p, _ := n.view().Placement(shard)
+	var silent []string
+	for _, r := range p.Replicas {
+		if r.State <= catalog.ReplicaStarted && r.HostID != n.id && !n.Alive(r.HostID) {
+			silent = append(silent, itoa(r.HostID))
+		}
+	}
+	return strings.Join(silent, ", ")
+}
+
+// Growths implements api.Backend. Without a leader of the catalog this host says what it knows.
+func (n *Node) Growths(ctx context.Context, name string) ([]api.Growth, error) {
+	_, leads, _, ok := n.raft.Leader(catalog.ShardID)
+	if ok && leads != n.id {
+		return nil, n.elsewhere(leads, &code.Error{Code: code.StaleLeader, Effect: code.EffectNone, RetryAfterMs: 50, Text: "another host leads the catalog"})
+	}
+	v := n.view()
+	if ok {
+		var err error
+		if v, err = n.raft.ReadCatalog(ctx); err != nil {
+			return nil, err
+		}
+	}
+	tenant := api.TenantOf(ctx)
+	if tenant == "" {
+		tenant = catalog.DefaultTenant
+	}
+	return n.growths(v, tenant, name), nil
+}
+
+// growths are those of a tenant's queue, or of all ("").
+func (n *Node) growths(v *catalog.View, tenant, name string) []api.Growth {
+	leads := n.leadsCatalog()
+	var out []api.Growth
+	for _, g := range v.Growths() {
+		q, ok := v.QueueByID(g.QueueID)
+		if !ok || tenant != "" && q.Tenant != tenant || name != "" && q.Name != name {
+			continue
+		}
+		one := api.Growth{Queue: q.Name, To: len(v.AllShards(q)), Phase: "groups"}
+		one.From = one.To - len(g.Shards)
+		if tenant == "" {
+			one.Queue = statsName(q)
+		}
+		if g.BegunMs != 0 {
+			one.Begun = time.UnixMilli(int64(g.BegunMs))
+			one.For = max(0, time.Since(one.Begun))
+		}
+		var lacks *unserved
+		switch err := n.servesAll(g.Shards); {
+		case !leads:
+			one.Waits = "the catalog has no leader"
+		case errors.As(err, &lacks):
+			one.Waits, one.Shard = lacks.Error(), lacks.shard
+		default:
+			one.Waits = n.driver.waitsFor(g)
+		}
+		if leads {
+			one.Host = n.id
+		}
+		switch p, ok := v.Placement(one.Shard); {
+		case g.Opened:
+			one.Phase = "last-look"
+		case ok:
+			one.Phase, one.Partition = "shards", p.Partition
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// forget forgets what growths that are over waited for.
+func (d *driver) forget() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	clear(d.waits)
+}
+
+// waitsFor is why a growth did not go on when it was looked at last; empty: it did.
+func (d *driver) waitsFor(g catalog.Growth) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if w := d.waits[g.ID()]; w.err != nil {
+		return w.err.Error()
+	}
+	return ""
 }
 
 // tell writes into the log what a growth waits for, now and then.
@@ -168,19 +279,21 @@ func (d *driver) tell(g catalog.Growth, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err == nil {
-		delete(d.told, g.ID())
+		delete(d.waits, g.ID())
 		return
 	}
-	last, waits := d.told[g.ID()]
-	if !waits {
-		d.told[g.ID()] = time.Now() // it may have come by the next look
+	w, waits := d.waits[g.ID()]
+	if w.err = err; !waits {
+		w.told = time.Now() // it may have come by the next look
+		d.waits[g.ID()] = w
 		d.n.log.Debug("queue grows", zap.Uint64("queue", g.QueueID), zap.Error(err))
 		return
 	}
-	if time.Since(last) >= growReminder {
-		d.told[g.ID()] = time.Now()
+	if time.Since(w.told) >= growReminder {
+		w.told = time.Now()
 		d.n.log.Warn("a queue is growing and does not get on: `tierq queue grow QUEUE --cancel` takes back what is not open", zap.Uint64("queue", g.QueueID), zap.Error(err))
 	}
+	d.waits[g.ID()] = w
 }
 
 // GrowQueue implements api.Backend.
@@ -189,7 +302,7 @@ func (n *Node) GrowQueue(ctx context.Context, name string, partitions uint32) (a
 	if err != nil {
 		return api.QueueInfo{}, err
 	}
-	res, err := n.raft.ProposeCatalog(ctx, &catalog.GrowQueue{Tenant: q.Tenant, Name: q.Name, ExpectedID: q.ID, Partitions: partitions})
+	res, err := n.raft.ProposeCatalog(ctx, &catalog.GrowQueue{Tenant: q.Tenant, Name: q.Name, ExpectedID: q.ID, Partitions: partitions, NowMs: n.nowMs()})
 	if err == nil {
 		err = res.Err()
 	}
@@ -197,6 +310,15 @@ func (n *Node) GrowQueue(ctx context.Context, name string, partitions uint32) (a
 		return api.QueueInfo{}, err
 	}
 	return n.infoAt(ctx, res), nil
+}
+
+// nowMs is the time by this host's clock, 0 while that is refused.
+func (n *Node) nowMs() uint64 {
+	now, err := n.raft.Clock().Wall()
+	if err != nil {
+		return 0
+	}
+	return uint64(now)
 }
 
 // CancelGrowth implements api.Backend.

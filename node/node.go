@@ -61,6 +61,7 @@ type Node struct {
 	peerCerts, apiCerts *certs.Store // nil: plain text
 	watching            func()       // ends the watch of the files
 	growing             func()       // ends the driving of growths; nil on a witness host
+	driver              *driver      // of growths; nil on a witness host
 
 	api, admin *http.Server
 	apiAddr    net.Addr

@@ -219,6 +219,7 @@ var (
 	descRefused = prometheus.NewDesc("tierq_clock_refused", "1: this host does not take up its wall clock, and refuses calls with CLOCK_SKEW.", nil, nil)
 	descLow     = prometheus.NewDesc("tierq_disk_low", "1: the data disk is nearly full and publishes are refused.", nil, nil)
 	descPeer    = prometheus.NewDesc("tierq_host_heard", "1: the other host is heard of, 0: it is silent.", []string{"host", "role"}, nil)
+	descGrowing = prometheus.NewDesc("tierq_queue_growing_seconds", "For how long the queue has been on its way to more partitions, by what it is at: shards, groups, last-look; at the host that leads the catalog only.", []string{"queue", "phase"}, nil)
 	descDead    = prometheus.NewDesc("tierq_group_dead", "Dead letters now.", []string{"queue", "partition", "group"}, nil)
 )
 
@@ -233,7 +234,7 @@ func bit(b bool) float64 {
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descUptime, descDesks, descCert, descClock, descRefused, descLow, descPeer, descQuorum, descCopies, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead, descExports, descParked} {
+	for _, d := range []*prometheus.Desc{descUptime, descDesks, descCert, descClock, descRefused, descLow, descPeer, descQuorum, descCopies, descTerm, descLast, descStored, descBytes, descLag, descFlight, descWaiting, descRetries, descDead, descExports, descParked, descGrowing} {
 		ch <- d
 	}
 }
@@ -258,6 +259,11 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, h := range n.view().Hosts() {
 		if h.ID != n.id {
 			gauge(descPeer, bit(n.Alive(h.ID)), itoa(h.ID), h.Role.String())
+		}
+	}
+	if n.leadsCatalog() {
+		for _, g := range n.growths(n.view(), "", "") {
+			gauge(descGrowing, g.For.Seconds(), g.Queue, g.Phase)
 		}
 	}
 	for _, q := range n.view().AllQueues() {

@@ -144,6 +144,9 @@ func (a *app) examine(ctx context.Context, c *client.Client, names, admin []stri
 			return err
 		}
 		d.examineQueue(q, gs, st.Hosts)
+		if growths, err := c.Growths(ctx, name); err == nil { // hosts of an earlier version do not tell
+			d.examineGrowths(name, growths)
+		}
 		d.examineNext(q, st.Hosts)
 		for _, p := range q.Partitions {
 			dg, err := c.ShardDigest(ctx, name, p.Number)

@@ -85,10 +85,14 @@ func groupExplain(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
+				text := res.Text
+				if g := growthOf(ctx, c, args[0]); g != nil {
+					text += "; the queue grows: " + growthText(g)
+				}
 				t := newTable("VERDICT", "ADDRESS", "ATTEMPTS", "NOT_BEFORE", "CONSUMER", "LEASE_ENDS", "BLOCKED_BY", "BEHIND", "READY", "IN_FLIGHT", "RETRYING", "BLOCKED",
 					"WAITING", "TEXT")
 				t.add(res.Verdict, res.Address, res.Attempts, stamp(res.NotBeforeUnixMs), res.LeaseConsumer, stamp(res.LeaseDeadlineUnixMs), res.BlockedBy, res.Behind,
-					res.Ready, res.InFlight, res.Retrying, res.BlockedMessages, res.WaitingReceives, res.Text)
+					res.Ready, res.InFlight, res.Retrying, res.BlockedMessages, res.WaitingReceives, text)
 				return a.printOne(t)
 			})
 		},

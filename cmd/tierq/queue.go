@@ -174,14 +174,14 @@ func queueDescribe(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.printQueue(q)
+				return a.printQueue(q, growthOf(ctx, c, args[0]))
 			})
 		},
 	}
 }
 
-// printQueue writes three tables; as JSON one object whose partitions and groups are arrays.
-func (a *app) printQueue(q *tierqv1.Queue) error {
+// printQueue writes three tables, and one of the queue's growth if it grows; as JSON one object whose partitions and groups are arrays.
+func (a *app) printQueue(q *tierqv1.Queue, g *tierqv1.Growth) error {
 	head := newTable("QUEUE", "ID", "MESSAGES", "BYTES", "DELAYED", "LAST_ADDRESS", "ORDERING", "DURABILITY")
 	row := []any{q.Name, q.Id, q.Messages, q.Bytes, q.Delayed, q.LastAddress, orderingName(q.Options), durabilityName(q.Options)}
 	if q.GetGrowingTo() != 0 {
@@ -205,11 +205,24 @@ func (a *app) printQueue(q *tierqv1.Queue) error {
 			return err
 		}
 		head.columns = append(head.columns, "REPLICAS", "GROUPS")
-		head.add(append(row, pj, gj)...)
+		row = append(row, pj, gj)
+		if g != nil {
+			grows, err := growthTable(g).array()
+			if err != nil {
+				return err
+			}
+			head.columns = append(head.columns, "GROWTH")
+			row = append(row, grows)
+		}
+		head.add(row...)
 		return a.printOne(head)
 	}
 	head.add(row...)
-	for i, t := range []*table{head, parts, groups} {
+	tables := []*table{head, parts, groups}
+	if g != nil {
+		tables = append(tables, growthTable(g))
+	}
+	for i, t := range tables {
 		if i > 0 {
 			fmt.Fprintln(a.out)
 		}

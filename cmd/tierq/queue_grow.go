@@ -73,7 +73,7 @@ func (a *app) awaitGrowth(ctx context.Context, c *client.Client, q *tierqv1.Queu
 		}
 		select {
 		case <-ctx.Done():
-			return nil, code.Maybe(code.DeadlineExceeded, ctx.Err(), "queue %q has %d partitions and goes on growing to %d: the same command waits for it, --cancel ends it; the log of the host that leads the catalog says what it waits for", q.GetName(), len(q.GetPartitions()), partitions)
+			return nil, code.Maybe(code.DeadlineExceeded, ctx.Err(), "queue %q has %d partitions and goes on growing to %d: the same command waits for it, --cancel ends it; `tierq queue describe %s` tells what it waits for", q.GetName(), len(q.GetPartitions()), partitions, q.GetName())
 		case <-time.After(growthLook):
 		}
 		list, err := c.ListQueues(ctx, q.GetName())
@@ -104,4 +104,57 @@ func grownTable(q *tierqv1.Queue) *table {
 	}
 	t.add(q.GetName(), result, len(q.GetPartitions()), to)
 	return t
+}
+
+// growthOf is how far a queue's growth is; nil: it does not grow, or nobody can tell.
+func growthOf(ctx context.Context, c *client.Client, queue string) *tierqv1.Growth {
+	gs, err := c.Growths(ctx, queue)
+	if err != nil || len(gs) == 0 {
+		return nil
+	}
+	return gs[0]
+}
+
+func growthTable(g *tierqv1.Growth) *table {
+	t := newTable("FROM", "TO", "PHASE", "SINCE", "HOST", "PARTITION", "SHARD", "WAITS_FOR")
+	host, part, shard, waits := any("-"), any("-"), any("-"), g.GetWaits()
+	if g.GetHost() != 0 {
+		host = g.GetHost()
+	}
+	if g.GetShard() != 0 {
+		part, shard = g.GetPartition(), g.GetShard()
+	}
+	if waits == "" {
+		waits = "-"
+	}
+	t.add(g.GetFrom(), g.GetTo(), g.GetPhase(), stamp(g.GetBeganUnixMs()), host, part, shard, waits)
+	return t
+}
+
+// growthStands is how long a growth may be under way before the doctor doubts it: it takes seconds.
+const growthStands = time.Minute
+
+func (d *doctor) examineGrowths(name string, gs []*tierqv1.Growth) {
+	if len(gs) == 0 {
+		d.check("growth", name, true, resultWarn, "")
+	}
+	for _, g := range gs {
+		stands := time.Duration(g.GetForMs())*time.Millisecond >= growthStands
+		d.check("growth", name, !stands, resultWarn, "%s", growthText(g))
+	}
+}
+
+// growthText is a growth as a sentence.
+func growthText(g *tierqv1.Growth) string {
+	text := fmt.Sprintf("it grows from %d to %d partitions and is at %s", g.GetFrom(), g.GetTo(), g.GetPhase())
+	if ms := g.GetForMs(); ms > 0 {
+		text += fmt.Sprintf(", for %v", (time.Duration(ms) * time.Millisecond).Round(time.Second))
+	}
+	if g.GetWaits() != "" {
+		text += ": " + g.GetWaits()
+	}
+	if g.GetPhase() != "last-look" {
+		text += fmt.Sprintf(" (`tierq queue grow %s --cancel` takes it back)", g.GetQueue())
+	}
+	return text
 }

@@ -26,6 +26,8 @@ type Admin interface {
 	// GrowQueue begins a growth to so many partitions, and CancelGrowth ends one that is not open yet. The fleet goes on with it by itself.
 	GrowQueue(ctx context.Context, queue string, partitions uint32) (QueueInfo, error)
 	CancelGrowth(ctx context.Context, queue string) (QueueInfo, error)
+	// Growths are those under way, of one queue or of all (""), as the host knows that does the work.
+	Growths(ctx context.Context, queue string) ([]Growth, error)
 	// GroupPartitions are those in which a group of the queue is to be, read linearizably if the catalog can be read.
 	GroupPartitions(ctx context.Context, queue string) (Partitions, error)
 	// ConfigureGroup replaces what a client can set of a group's policy.

@@ -49,6 +49,7 @@ var needed = map[string]Role{
 	tierqv1connect.GroupServiceListDeadLettersProcedure: RoleConsume,
 	tierqv1connect.AdminServiceListConsumersProcedure:   RoleConsume,
 	tierqv1connect.AdminServiceExplainGroupProcedure:    RoleConsume,
+	tierqv1connect.AdminServiceListGrowthsProcedure:     RoleProduce | RoleConsume,
 	tierqv1connect.AdminServiceListDelayedProcedure:     RoleConsume,
 	tierqv1connect.AdminServiceBrowseProcedure:          RoleConsume,
 

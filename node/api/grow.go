@@ -331,3 +331,36 @@ func (s adminService) GrowQueue(ctx context.Context, req *connect.Request[tierqv
 	}
 	return connect.NewResponse(&tierqv1.GrowQueueResponse{Queue: protoQueue(info)}), nil
 }
+
+// Growth is a queue that grows; see tierqv1.Growth.
+type Growth struct {
+	Queue     string
+	From, To  int
+	Phase     string
+	Begun     time.Time // zero: not known
+	For       time.Duration
+	Waits     string
+	Shard     uint64
+	Partition uint32
+	Host      uint64
+}
+
+// ListGrowths tells how far growths are.
+func (s adminService) ListGrowths(ctx context.Context, req *connect.Request[tierqv1.ListGrowthsRequest]) (*connect.Response[tierqv1.ListGrowthsResponse], error) {
+	list, err := s.backend.Growths(ctx, req.Msg.GetQueue())
+	if err != nil {
+		return over(ctx, s, err, req.Msg, tierqv1connect.AdminServiceClient.ListGrowths)
+	}
+	out := &tierqv1.ListGrowthsResponse{}
+	for _, g := range list {
+		one := &tierqv1.Growth{
+			Queue: g.Queue, From: uint32(g.From), To: uint32(g.To), Phase: g.Phase, ForMs: uint64(g.For.Milliseconds()), Waits: g.Waits,
+			Shard: g.Shard, Partition: g.Partition, Host: g.Host,
+		}
+		if !g.Begun.IsZero() {
+			one.BeganUnixMs = uint64(g.Begun.UnixMilli())
+		}
+		out.Growths = append(out.Growths, one)
+	}
+	return connect.NewResponse(out), nil
+}

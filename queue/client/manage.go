@@ -60,6 +60,18 @@ func (c *Client) CancelGrowth(ctx context.Context, queue string) (*tierqv1.Queue
 	return c.growQueue(ctx, &tierqv1.GrowQueueRequest{Queue: queue, Cancel: true})
 }
 
+// Growths tells of queues that grow, of one or of all (""), how far they are, and what they wait for.
+func (c *Client) Growths(ctx context.Context, queue string) ([]*tierqv1.Growth, error) {
+	res, err := call(ctx, c, read(route{}), func(a *apis) method[tierqv1.ListGrowthsRequest, tierqv1.ListGrowthsResponse] {
+		return a.admin.ListGrowths
+	},
+		&tierqv1.ListGrowthsRequest{Queue: queue})
+	if err != nil {
+		return nil, err
+	}
+	return res.Growths, nil
+}
+
 func (c *Client) growQueue(ctx context.Context, req *tierqv1.GrowQueueRequest) (*tierqv1.Queue, error) {
 	res, err := call(ctx, c, writeTo(c.leaderOf(req.Queue, nil), true), func(a *apis) method[tierqv1.GrowQueueRequest, tierqv1.GrowQueueResponse] { return a.admin.GrowQueue }, req)
 	if err != nil {

@@ -57,6 +57,7 @@ var drills = []drill{
 	{"RB-13", []string{"look", "over"}, drillBacklog, shared, ""},
 	{"RB-14", []string{"look", "redrive", "over"}, drillDeadLetters, shared, ""},
 	{"RB-15", []string{"look", "purge", "over"}, drillRefusals, shared, ""},
+	{"RB-16", []string{"look", "cancel", "start", "over"}, drillGrowth, shared, ""},
 	{"RB-2", []string{"look", "verify", "replace", "over"}, drillDivergent, long, ""},
 	{"RB-5", []string{"look", "purge", "over"}, drillDiskLow, long, ""},
 	{"RB-6", []string{"look", "replace", "over"}, drillWitnessLost, long, "replaced"},

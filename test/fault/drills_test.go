@@ -471,6 +471,38 @@ func drillDeadLetters(d *drilling) {
 	d.say("all %d were received again and acked", messages)
 }
 
+// drillGrowth is RB-16: a queue grows while the witness is away. The growth is given up once, and begun again.
+func drillGrowth(d *drilling) {
+	l := d.keep("rb-16", 100)
+	witness := d.f.witness()
+	d.at(witness)
+	d.set("WITNESS_CONFIG", witness.config)
+	d.say("kill -9 of host %d, the witness", witness.id)
+	witness.kill()
+	c := d.f.client(client.Options{})
+	ctx, cancel := context.WithTimeout(context.Background(), 2*readyWithin)
+	defer cancel()
+	grow := func() {
+		d.say("tierq queue grow rb-16 --partitions 2")
+		_, err := c.GrowQueue(ctx, "rb-16", 2)
+		require.NoError(d.t, err)
+	}
+	grow()
+	d.do("look")
+	d.do("cancel")
+	grow()
+	d.do("start")
+	eventually(d.t, readyWithin, "two partitions", func() error {
+		q, err := c.DescribeQueue(ctx, "rb-16")
+		if err == nil && len(q.Partitions) != 2 {
+			err = fmt.Errorf("there are %d", len(q.Partitions))
+		}
+		return err
+	})
+	d.do("over")
+	l.consumeAll(d.f)
+}
+
 // drillRefusals is RB-15: a queue is full.
 func drillRefusals(d *drilling) {
 	c := d.f.client(client.Options{PublishTimeout: 2 * time.Second})

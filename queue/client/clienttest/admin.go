@@ -52,6 +52,16 @@ func (v adminView) GrowQueue(_ context.Context, r *connect.Request[tierqv1.GrowQ
 	return answer[tierqv1.GrowQueueRequest, tierqv1.GrowQueueResponse](v.f, r)
 }
 
+func (v adminView) ListGrowths(_ context.Context, r *connect.Request[tierqv1.ListGrowthsRequest]) (*connect.Response[tierqv1.ListGrowthsResponse], error) {
+	v.f.mu.Lock()
+	_, set := v.f.answers[reflect.TypeFor[tierqv1.ListGrowthsRequest]()]
+	v.f.mu.Unlock()
+	if !set { // nothing grows
+		return connect.NewResponse(&tierqv1.ListGrowthsResponse{}), nil
+	}
+	return answer[tierqv1.ListGrowthsRequest, tierqv1.ListGrowthsResponse](v.f, r)
+}
+
 func (v adminView) PauseQueue(_ context.Context, r *connect.Request[tierqv1.PauseQueueRequest]) (*connect.Response[tierqv1.PauseQueueResponse], error) {
 	return answer[tierqv1.PauseQueueRequest, tierqv1.PauseQueueResponse](v.f, r)
 }

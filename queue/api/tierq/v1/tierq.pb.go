@@ -6524,6 +6524,218 @@ func (x *GrowQueueResponse) GetQueue() *Queue {
 	return nil
 }
 
+type ListGrowthsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: all.
+	Queue         string `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGrowthsRequest) Reset() {
+	*x = ListGrowthsRequest{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGrowthsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGrowthsRequest) ProtoMessage() {}
+
+func (x *ListGrowthsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGrowthsRequest.ProtoReflect.Descriptor instead.
+func (*ListGrowthsRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *ListGrowthsRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+type ListGrowthsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Growths       []*Growth              `protobuf:"bytes,1,rep,name=growths,proto3" json:"growths,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGrowthsResponse) Reset() {
+	*x = ListGrowthsResponse{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGrowthsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGrowthsResponse) ProtoMessage() {}
+
+func (x *ListGrowthsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGrowthsResponse.ProtoReflect.Descriptor instead.
+func (*ListGrowthsResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *ListGrowthsResponse) GetGrowths() []*Growth {
+	if x != nil {
+		return x.Growths
+	}
+	return nil
+}
+
+// Growth is a queue on its way to more partitions.
+type Growth struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	From  uint32                 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
+	To    uint32                 `protobuf:"varint,3,opt,name=to,proto3" json:"to,omitempty"`
+	// shards: each new one needs a leader and its witness; groups: they are made in the new partitions; last-look: the partitions are open,
+	// and the groups are looked at once more.
+	Phase string `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
+	// When it began, by the clock of the host that was asked for it, and for how long it has been under way; 0: not known.
+	BeganUnixMs uint64 `protobuf:"varint,5,opt,name=began_unix_ms,json=beganUnixMs,proto3" json:"began_unix_ms,omitempty"`
+	ForMs       uint64 `protobuf:"varint,6,opt,name=for_ms,json=forMs,proto3" json:"for_ms,omitempty"`
+	// Why it does not go on; empty: it does, as far as is known.
+	Waits string `protobuf:"bytes,7,opt,name=waits,proto3" json:"waits,omitempty"`
+	// The shard that it waits for, and its partition to be; 0: none.
+	Shard     uint64 `protobuf:"varint,8,opt,name=shard,proto3" json:"shard,omitempty"`
+	Partition uint32 `protobuf:"varint,9,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The host that does the work; 0: the catalog has no leader.
+	Host          uint64 `protobuf:"varint,10,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Growth) Reset() {
+	*x = Growth{}
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Growth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Growth) ProtoMessage() {}
+
+func (x *Growth) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Growth.ProtoReflect.Descriptor instead.
+func (*Growth) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *Growth) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *Growth) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *Growth) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *Growth) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Growth) GetBeganUnixMs() uint64 {
+	if x != nil {
+		return x.BeganUnixMs
+	}
+	return 0
+}
+
+func (x *Growth) GetForMs() uint64 {
+	if x != nil {
+		return x.ForMs
+	}
+	return 0
+}
+
+func (x *Growth) GetWaits() string {
+	if x != nil {
+		return x.Waits
+	}
+	return ""
+}
+
+func (x *Growth) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *Growth) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *Growth) GetHost() uint64 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
+}
+
 type PauseQueueRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
@@ -6533,7 +6745,7 @@ type PauseQueueRequest struct {
 
 func (x *PauseQueueRequest) Reset() {
 	*x = PauseQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6545,7 +6757,7 @@ func (x *PauseQueueRequest) String() string {
 func (*PauseQueueRequest) ProtoMessage() {}
 
 func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[79]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6558,7 +6770,7 @@ func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueRequest.ProtoReflect.Descriptor instead.
 func (*PauseQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{79}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *PauseQueueRequest) GetQueue() string {
@@ -6577,7 +6789,7 @@ type PauseQueueResponse struct {
 
 func (x *PauseQueueResponse) Reset() {
 	*x = PauseQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6589,7 +6801,7 @@ func (x *PauseQueueResponse) String() string {
 func (*PauseQueueResponse) ProtoMessage() {}
 
 func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[80]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6602,7 +6814,7 @@ func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueResponse.ProtoReflect.Descriptor instead.
 func (*PauseQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{80}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *PauseQueueResponse) GetQueue() *Queue {
@@ -6621,7 +6833,7 @@ type ResumeQueueRequest struct {
 
 func (x *ResumeQueueRequest) Reset() {
 	*x = ResumeQueueRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6633,7 +6845,7 @@ func (x *ResumeQueueRequest) String() string {
 func (*ResumeQueueRequest) ProtoMessage() {}
 
 func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[81]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6646,7 +6858,7 @@ func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueRequest.ProtoReflect.Descriptor instead.
 func (*ResumeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{81}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ResumeQueueRequest) GetQueue() string {
@@ -6665,7 +6877,7 @@ type ResumeQueueResponse struct {
 
 func (x *ResumeQueueResponse) Reset() {
 	*x = ResumeQueueResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6677,7 +6889,7 @@ func (x *ResumeQueueResponse) String() string {
 func (*ResumeQueueResponse) ProtoMessage() {}
 
 func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[82]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6690,7 +6902,7 @@ func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueResponse.ProtoReflect.Descriptor instead.
 func (*ResumeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{82}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ResumeQueueResponse) GetQueue() *Queue {
@@ -6717,7 +6929,7 @@ type ConfigureGroupRequest struct {
 
 func (x *ConfigureGroupRequest) Reset() {
 	*x = ConfigureGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6729,7 +6941,7 @@ func (x *ConfigureGroupRequest) String() string {
 func (*ConfigureGroupRequest) ProtoMessage() {}
 
 func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[83]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6742,7 +6954,7 @@ func (x *ConfigureGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupRequest.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{83}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ConfigureGroupRequest) GetQueue() string {
@@ -6789,7 +7001,7 @@ type ConfigureGroupResponse struct {
 
 func (x *ConfigureGroupResponse) Reset() {
 	*x = ConfigureGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6801,7 +7013,7 @@ func (x *ConfigureGroupResponse) String() string {
 func (*ConfigureGroupResponse) ProtoMessage() {}
 
 func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[84]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6814,7 +7026,7 @@ func (x *ConfigureGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigureGroupResponse.ProtoReflect.Descriptor instead.
 func (*ConfigureGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{84}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ConfigureGroupResponse) GetGroup() *Group {
@@ -6836,7 +7048,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6848,7 +7060,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[85]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6861,7 +7073,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{85}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PauseGroupRequest) GetQueue() string {
@@ -6894,7 +7106,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6906,7 +7118,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[86]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6919,7 +7131,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{86}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
@@ -6941,7 +7153,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6953,7 +7165,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[87]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6966,7 +7178,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{87}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ResumeGroupRequest) GetQueue() string {
@@ -6999,7 +7211,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7011,7 +7223,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[88]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7024,7 +7236,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{88}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
@@ -7048,7 +7260,7 @@ type ListConsumersRequest struct {
 
 func (x *ListConsumersRequest) Reset() {
 	*x = ListConsumersRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7060,7 +7272,7 @@ func (x *ListConsumersRequest) String() string {
 func (*ListConsumersRequest) ProtoMessage() {}
 
 func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[89]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7073,7 +7285,7 @@ func (x *ListConsumersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersRequest.ProtoReflect.Descriptor instead.
 func (*ListConsumersRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{89}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListConsumersRequest) GetQueue() string {
@@ -7118,7 +7330,7 @@ type HeldMessage struct {
 
 func (x *HeldMessage) Reset() {
 	*x = HeldMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7130,7 +7342,7 @@ func (x *HeldMessage) String() string {
 func (*HeldMessage) ProtoMessage() {}
 
 func (x *HeldMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[90]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7143,7 +7355,7 @@ func (x *HeldMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldMessage.ProtoReflect.Descriptor instead.
 func (*HeldMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{90}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *HeldMessage) GetAddress() uint64 {
@@ -7195,7 +7407,7 @@ type Consumer struct {
 
 func (x *Consumer) Reset() {
 	*x = Consumer{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7207,7 +7419,7 @@ func (x *Consumer) String() string {
 func (*Consumer) ProtoMessage() {}
 
 func (x *Consumer) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[91]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7220,7 +7432,7 @@ func (x *Consumer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Consumer.ProtoReflect.Descriptor instead.
 func (*Consumer) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{91}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Consumer) GetName() string {
@@ -7266,7 +7478,7 @@ type ListConsumersResponse struct {
 
 func (x *ListConsumersResponse) Reset() {
 	*x = ListConsumersResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7278,7 +7490,7 @@ func (x *ListConsumersResponse) String() string {
 func (*ListConsumersResponse) ProtoMessage() {}
 
 func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[92]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7291,7 +7503,7 @@ func (x *ListConsumersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConsumersResponse.ProtoReflect.Descriptor instead.
 func (*ListConsumersResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{92}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListConsumersResponse) GetConsumers() []*Consumer {
@@ -7358,7 +7570,7 @@ type ExplainGroupRequest struct {
 
 func (x *ExplainGroupRequest) Reset() {
 	*x = ExplainGroupRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7370,7 +7582,7 @@ func (x *ExplainGroupRequest) String() string {
 func (*ExplainGroupRequest) ProtoMessage() {}
 
 func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[93]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7383,7 +7595,7 @@ func (x *ExplainGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupRequest.ProtoReflect.Descriptor instead.
 func (*ExplainGroupRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{93}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ExplainGroupRequest) GetQueue() string {
@@ -7467,7 +7679,7 @@ type ExplainGroupResponse struct {
 
 func (x *ExplainGroupResponse) Reset() {
 	*x = ExplainGroupResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7479,7 +7691,7 @@ func (x *ExplainGroupResponse) String() string {
 func (*ExplainGroupResponse) ProtoMessage() {}
 
 func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[94]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7492,7 +7704,7 @@ func (x *ExplainGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainGroupResponse.ProtoReflect.Descriptor instead.
 func (*ExplainGroupResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{94}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ExplainGroupResponse) GetVerdict() string {
@@ -7689,7 +7901,7 @@ type DelayedPosition struct {
 
 func (x *DelayedPosition) Reset() {
 	*x = DelayedPosition{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7701,7 +7913,7 @@ func (x *DelayedPosition) String() string {
 func (*DelayedPosition) ProtoMessage() {}
 
 func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[95]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7714,7 +7926,7 @@ func (x *DelayedPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedPosition.ProtoReflect.Descriptor instead.
 func (*DelayedPosition) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{95}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *DelayedPosition) GetVisibleUnixMs() uint64 {
@@ -7756,7 +7968,7 @@ type DelayedMessage struct {
 
 func (x *DelayedMessage) Reset() {
 	*x = DelayedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7768,7 +7980,7 @@ func (x *DelayedMessage) String() string {
 func (*DelayedMessage) ProtoMessage() {}
 
 func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[96]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7781,7 +7993,7 @@ func (x *DelayedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DelayedMessage.ProtoReflect.Descriptor instead.
 func (*DelayedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{96}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DelayedMessage) GetAddress() uint64 {
@@ -7856,7 +8068,7 @@ type ListDelayedRequest struct {
 
 func (x *ListDelayedRequest) Reset() {
 	*x = ListDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7868,7 +8080,7 @@ func (x *ListDelayedRequest) String() string {
 func (*ListDelayedRequest) ProtoMessage() {}
 
 func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[97]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7881,7 +8093,7 @@ func (x *ListDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedRequest.ProtoReflect.Descriptor instead.
 func (*ListDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{97}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ListDelayedRequest) GetQueue() string {
@@ -7932,7 +8144,7 @@ type ListDelayedResponse struct {
 
 func (x *ListDelayedResponse) Reset() {
 	*x = ListDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7944,7 +8156,7 @@ func (x *ListDelayedResponse) String() string {
 func (*ListDelayedResponse) ProtoMessage() {}
 
 func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[98]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7957,7 +8169,7 @@ func (x *ListDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ListDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{98}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ListDelayedResponse) GetMessages() []*DelayedMessage {
@@ -7995,7 +8207,7 @@ type CancelDelayedRequest struct {
 
 func (x *CancelDelayedRequest) Reset() {
 	*x = CancelDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8007,7 +8219,7 @@ func (x *CancelDelayedRequest) String() string {
 func (*CancelDelayedRequest) ProtoMessage() {}
 
 func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[99]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8020,7 +8232,7 @@ func (x *CancelDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelDelayedRequest.ProtoReflect.Descriptor instead.
 func (*CancelDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{99}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *CancelDelayedRequest) GetQueue() string {
@@ -8066,7 +8278,7 @@ type RescheduleDelayedRequest struct {
 
 func (x *RescheduleDelayedRequest) Reset() {
 	*x = RescheduleDelayedRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8078,7 +8290,7 @@ func (x *RescheduleDelayedRequest) String() string {
 func (*RescheduleDelayedRequest) ProtoMessage() {}
 
 func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[100]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8091,7 +8303,7 @@ func (x *RescheduleDelayedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RescheduleDelayedRequest.ProtoReflect.Descriptor instead.
 func (*RescheduleDelayedRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{100}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *RescheduleDelayedRequest) GetQueue() string {
@@ -8140,7 +8352,7 @@ type ChangeDelayedResponse struct {
 
 func (x *ChangeDelayedResponse) Reset() {
 	*x = ChangeDelayedResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8152,7 +8364,7 @@ func (x *ChangeDelayedResponse) String() string {
 func (*ChangeDelayedResponse) ProtoMessage() {}
 
 func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[101]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8165,7 +8377,7 @@ func (x *ChangeDelayedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDelayedResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDelayedResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{101}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ChangeDelayedResponse) GetAddress() uint64 {
@@ -8201,7 +8413,7 @@ type BrowseRequest struct {
 
 func (x *BrowseRequest) Reset() {
 	*x = BrowseRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8213,7 +8425,7 @@ func (x *BrowseRequest) String() string {
 func (*BrowseRequest) ProtoMessage() {}
 
 func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[102]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8226,7 +8438,7 @@ func (x *BrowseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseRequest.ProtoReflect.Descriptor instead.
 func (*BrowseRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{102}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *BrowseRequest) GetQueue() string {
@@ -8293,7 +8505,7 @@ type BrowsedMessage struct {
 
 func (x *BrowsedMessage) Reset() {
 	*x = BrowsedMessage{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8305,7 +8517,7 @@ func (x *BrowsedMessage) String() string {
 func (*BrowsedMessage) ProtoMessage() {}
 
 func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[103]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8318,7 +8530,7 @@ func (x *BrowsedMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowsedMessage.ProtoReflect.Descriptor instead.
 func (*BrowsedMessage) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{103}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *BrowsedMessage) GetAddress() uint64 {
@@ -8411,7 +8623,7 @@ type BrowseResponse struct {
 
 func (x *BrowseResponse) Reset() {
 	*x = BrowseResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8423,7 +8635,7 @@ func (x *BrowseResponse) String() string {
 func (*BrowseResponse) ProtoMessage() {}
 
 func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[104]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8436,7 +8648,7 @@ func (x *BrowseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrowseResponse.ProtoReflect.Descriptor instead.
 func (*BrowseResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{104}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *BrowseResponse) GetMessages() []*BrowsedMessage {
@@ -8473,7 +8685,7 @@ type LookupPublishRequest struct {
 
 func (x *LookupPublishRequest) Reset() {
 	*x = LookupPublishRequest{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[105]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8485,7 +8697,7 @@ func (x *LookupPublishRequest) String() string {
 func (*LookupPublishRequest) ProtoMessage() {}
 
 func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[105]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8498,7 +8710,7 @@ func (x *LookupPublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishRequest.ProtoReflect.Descriptor instead.
 func (*LookupPublishRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{105}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *LookupPublishRequest) GetQueue() string {
@@ -8547,7 +8759,7 @@ type LookupPublishResponse struct {
 
 func (x *LookupPublishResponse) Reset() {
 	*x = LookupPublishResponse{}
-	mi := &file_tierq_v1_tierq_proto_msgTypes[106]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8559,7 +8771,7 @@ func (x *LookupPublishResponse) String() string {
 func (*LookupPublishResponse) ProtoMessage() {}
 
 func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_tierq_proto_msgTypes[106]
+	mi := &file_tierq_v1_tierq_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8572,7 +8784,7 @@ func (x *LookupPublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LookupPublishResponse.ProtoReflect.Descriptor instead.
 func (*LookupPublishResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{106}
+	return file_tierq_v1_tierq_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *LookupPublishResponse) GetOutcome() string {
@@ -9197,7 +9409,23 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"partitions\x12\x16\n" +
 	"\x06cancel\x18\x03 \x01(\bR\x06cancel\":\n" +
 	"\x11GrowQueueResponse\x12%\n" +
-	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\")\n" +
+	"\x05queue\x18\x01 \x01(\v2\x0f.tierq.v1.QueueR\x05queue\"*\n" +
+	"\x12ListGrowthsRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\"A\n" +
+	"\x13ListGrowthsResponse\x12*\n" +
+	"\agrowths\x18\x01 \x03(\v2\x10.tierq.v1.GrowthR\agrowths\"\xf1\x01\n" +
+	"\x06Growth\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\rR\x02to\x12\x14\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\x12\"\n" +
+	"\rbegan_unix_ms\x18\x05 \x01(\x04R\vbeganUnixMs\x12\x15\n" +
+	"\x06for_ms\x18\x06 \x01(\x04R\x05forMs\x12\x14\n" +
+	"\x05waits\x18\a \x01(\tR\x05waits\x12\x14\n" +
+	"\x05shard\x18\b \x01(\x04R\x05shard\x12\x1c\n" +
+	"\tpartition\x18\t \x01(\rR\tpartition\x12\x12\n" +
+	"\x04host\x18\n" +
+	" \x01(\x04R\x04host\")\n" +
 	"\x11PauseQueueRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\";\n" +
 	"\x12PauseQueueResponse\x12%\n" +
@@ -9440,12 +9668,13 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\rStatusService\x12J\n" +
 	"\vFleetStatus\x12\x1c.tierq.v1.FleetStatusRequest\x1a\x1d.tierq.v1.FleetStatusResponse\x12J\n" +
 	"\vShardDigest\x12\x1c.tierq.v1.ShardDigestRequest\x1a\x1d.tierq.v1.ShardDigestResponse\x12M\n" +
-	"\fBenchPropose\x12\x1d.tierq.v1.BenchProposeRequest\x1a\x1e.tierq.v1.BenchProposeResponse2\x99\t\n" +
+	"\fBenchPropose\x12\x1d.tierq.v1.BenchProposeRequest\x1a\x1e.tierq.v1.BenchProposeResponse2\xe5\t\n" +
 	"\fAdminService\x12G\n" +
 	"\n" +
 	"PurgeQueue\x12\x1b.tierq.v1.PurgeQueueRequest\x1a\x1c.tierq.v1.PurgeQueueResponse\x12S\n" +
 	"\x0eConfigureQueue\x12\x1f.tierq.v1.ConfigureQueueRequest\x1a .tierq.v1.ConfigureQueueResponse\x12D\n" +
-	"\tGrowQueue\x12\x1a.tierq.v1.GrowQueueRequest\x1a\x1b.tierq.v1.GrowQueueResponse\x12G\n" +
+	"\tGrowQueue\x12\x1a.tierq.v1.GrowQueueRequest\x1a\x1b.tierq.v1.GrowQueueResponse\x12J\n" +
+	"\vListGrowths\x12\x1c.tierq.v1.ListGrowthsRequest\x1a\x1d.tierq.v1.ListGrowthsResponse\x12G\n" +
 	"\n" +
 	"PauseQueue\x12\x1b.tierq.v1.PauseQueueRequest\x1a\x1c.tierq.v1.PauseQueueResponse\x12J\n" +
 	"\vResumeQueue\x12\x1c.tierq.v1.ResumeQueueRequest\x1a\x1d.tierq.v1.ResumeQueueResponse\x12S\n" +
@@ -9474,7 +9703,7 @@ func file_tierq_v1_tierq_proto_rawDescGZIP() []byte {
 }
 
 var file_tierq_v1_tierq_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 107)
+var file_tierq_v1_tierq_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
 var file_tierq_v1_tierq_proto_goTypes = []any{
 	(Effect)(0),                        // 0: tierq.v1.Effect
 	(Ordering)(0),                      // 1: tierq.v1.Ordering
@@ -9560,34 +9789,37 @@ var file_tierq_v1_tierq_proto_goTypes = []any{
 	(*ConfigureQueueResponse)(nil),     // 81: tierq.v1.ConfigureQueueResponse
 	(*GrowQueueRequest)(nil),           // 82: tierq.v1.GrowQueueRequest
 	(*GrowQueueResponse)(nil),          // 83: tierq.v1.GrowQueueResponse
-	(*PauseQueueRequest)(nil),          // 84: tierq.v1.PauseQueueRequest
-	(*PauseQueueResponse)(nil),         // 85: tierq.v1.PauseQueueResponse
-	(*ResumeQueueRequest)(nil),         // 86: tierq.v1.ResumeQueueRequest
-	(*ResumeQueueResponse)(nil),        // 87: tierq.v1.ResumeQueueResponse
-	(*ConfigureGroupRequest)(nil),      // 88: tierq.v1.ConfigureGroupRequest
-	(*ConfigureGroupResponse)(nil),     // 89: tierq.v1.ConfigureGroupResponse
-	(*PauseGroupRequest)(nil),          // 90: tierq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 91: tierq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 92: tierq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 93: tierq.v1.ResumeGroupResponse
-	(*ListConsumersRequest)(nil),       // 94: tierq.v1.ListConsumersRequest
-	(*HeldMessage)(nil),                // 95: tierq.v1.HeldMessage
-	(*Consumer)(nil),                   // 96: tierq.v1.Consumer
-	(*ListConsumersResponse)(nil),      // 97: tierq.v1.ListConsumersResponse
-	(*ExplainGroupRequest)(nil),        // 98: tierq.v1.ExplainGroupRequest
-	(*ExplainGroupResponse)(nil),       // 99: tierq.v1.ExplainGroupResponse
-	(*DelayedPosition)(nil),            // 100: tierq.v1.DelayedPosition
-	(*DelayedMessage)(nil),             // 101: tierq.v1.DelayedMessage
-	(*ListDelayedRequest)(nil),         // 102: tierq.v1.ListDelayedRequest
-	(*ListDelayedResponse)(nil),        // 103: tierq.v1.ListDelayedResponse
-	(*CancelDelayedRequest)(nil),       // 104: tierq.v1.CancelDelayedRequest
-	(*RescheduleDelayedRequest)(nil),   // 105: tierq.v1.RescheduleDelayedRequest
-	(*ChangeDelayedResponse)(nil),      // 106: tierq.v1.ChangeDelayedResponse
-	(*BrowseRequest)(nil),              // 107: tierq.v1.BrowseRequest
-	(*BrowsedMessage)(nil),             // 108: tierq.v1.BrowsedMessage
-	(*BrowseResponse)(nil),             // 109: tierq.v1.BrowseResponse
-	(*LookupPublishRequest)(nil),       // 110: tierq.v1.LookupPublishRequest
-	(*LookupPublishResponse)(nil),      // 111: tierq.v1.LookupPublishResponse
+	(*ListGrowthsRequest)(nil),         // 84: tierq.v1.ListGrowthsRequest
+	(*ListGrowthsResponse)(nil),        // 85: tierq.v1.ListGrowthsResponse
+	(*Growth)(nil),                     // 86: tierq.v1.Growth
+	(*PauseQueueRequest)(nil),          // 87: tierq.v1.PauseQueueRequest
+	(*PauseQueueResponse)(nil),         // 88: tierq.v1.PauseQueueResponse
+	(*ResumeQueueRequest)(nil),         // 89: tierq.v1.ResumeQueueRequest
+	(*ResumeQueueResponse)(nil),        // 90: tierq.v1.ResumeQueueResponse
+	(*ConfigureGroupRequest)(nil),      // 91: tierq.v1.ConfigureGroupRequest
+	(*ConfigureGroupResponse)(nil),     // 92: tierq.v1.ConfigureGroupResponse
+	(*PauseGroupRequest)(nil),          // 93: tierq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 94: tierq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 95: tierq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 96: tierq.v1.ResumeGroupResponse
+	(*ListConsumersRequest)(nil),       // 97: tierq.v1.ListConsumersRequest
+	(*HeldMessage)(nil),                // 98: tierq.v1.HeldMessage
+	(*Consumer)(nil),                   // 99: tierq.v1.Consumer
+	(*ListConsumersResponse)(nil),      // 100: tierq.v1.ListConsumersResponse
+	(*ExplainGroupRequest)(nil),        // 101: tierq.v1.ExplainGroupRequest
+	(*ExplainGroupResponse)(nil),       // 102: tierq.v1.ExplainGroupResponse
+	(*DelayedPosition)(nil),            // 103: tierq.v1.DelayedPosition
+	(*DelayedMessage)(nil),             // 104: tierq.v1.DelayedMessage
+	(*ListDelayedRequest)(nil),         // 105: tierq.v1.ListDelayedRequest
+	(*ListDelayedResponse)(nil),        // 106: tierq.v1.ListDelayedResponse
+	(*CancelDelayedRequest)(nil),       // 107: tierq.v1.CancelDelayedRequest
+	(*RescheduleDelayedRequest)(nil),   // 108: tierq.v1.RescheduleDelayedRequest
+	(*ChangeDelayedResponse)(nil),      // 109: tierq.v1.ChangeDelayedResponse
+	(*BrowseRequest)(nil),              // 110: tierq.v1.BrowseRequest
+	(*BrowsedMessage)(nil),             // 111: tierq.v1.BrowsedMessage
+	(*BrowseResponse)(nil),             // 112: tierq.v1.BrowseResponse
+	(*LookupPublishRequest)(nil),       // 113: tierq.v1.LookupPublishRequest
+	(*LookupPublishResponse)(nil),      // 114: tierq.v1.LookupPublishResponse
 }
 var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	0,   // 0: tierq.v1.ErrorDetail.effect:type_name -> tierq.v1.Effect
@@ -9643,108 +9875,111 @@ var file_tierq_v1_tierq_proto_depIdxs = []int32{
 	6,   // 50: tierq.v1.ConfigureQueueRequest.options:type_name -> tierq.v1.QueueOptions
 	11,  // 51: tierq.v1.ConfigureQueueResponse.queue:type_name -> tierq.v1.Queue
 	11,  // 52: tierq.v1.GrowQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 53: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
-	11,  // 54: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
-	26,  // 55: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
-	27,  // 56: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 57: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
-	27,  // 58: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
-	95,  // 59: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
-	96,  // 60: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
-	99,  // 61: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
-	20,  // 62: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
-	100, // 63: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
-	101, // 64: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
-	100, // 65: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
-	20,  // 66: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
-	108, // 67: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
-	7,   // 68: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
-	12,  // 69: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
-	14,  // 70: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
-	18,  // 71: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
-	16,  // 72: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
-	22,  // 73: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
-	30,  // 74: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
-	32,  // 75: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
-	34,  // 76: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
-	36,  // 77: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
-	38,  // 78: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
-	40,  // 79: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
-	46,  // 80: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
-	47,  // 81: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
-	48,  // 82: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
-	49,  // 83: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
-	50,  // 84: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
-	44,  // 85: tierq.v1.GroupService.ClaimIdle:input_type -> tierq.v1.ClaimIdleRequest
-	64,  // 86: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
-	66,  // 87: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
-	68,  // 88: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
-	22,  // 89: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
-	57,  // 90: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
-	71,  // 91: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
-	73,  // 92: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
-	76,  // 93: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
-	78,  // 94: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
-	80,  // 95: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
-	82,  // 96: tierq.v1.AdminService.GrowQueue:input_type -> tierq.v1.GrowQueueRequest
-	84,  // 97: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
-	86,  // 98: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
-	88,  // 99: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
-	90,  // 100: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
-	92,  // 101: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
-	94,  // 102: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
-	98,  // 103: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
-	102, // 104: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
-	104, // 105: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
-	105, // 106: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
-	107, // 107: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
-	110, // 108: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
-	8,   // 109: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
-	13,  // 110: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
-	15,  // 111: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
-	19,  // 112: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
-	17,  // 113: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
-	25,  // 114: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
-	31,  // 115: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
-	33,  // 116: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
-	35,  // 117: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
-	37,  // 118: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
-	39,  // 119: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
-	43,  // 120: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
-	52,  // 121: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
-	52,  // 122: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
-	52,  // 123: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
-	52,  // 124: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
-	52,  // 125: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
-	45,  // 126: tierq.v1.GroupService.ClaimIdle:output_type -> tierq.v1.ClaimIdleResponse
-	65,  // 127: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
-	67,  // 128: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
-	69,  // 129: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
-	53,  // 130: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
-	62,  // 131: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
-	72,  // 132: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
-	75,  // 133: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
-	77,  // 134: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
-	79,  // 135: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
-	81,  // 136: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
-	83,  // 137: tierq.v1.AdminService.GrowQueue:output_type -> tierq.v1.GrowQueueResponse
-	85,  // 138: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
-	87,  // 139: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
-	89,  // 140: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
-	91,  // 141: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
-	93,  // 142: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
-	97,  // 143: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
-	99,  // 144: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
-	103, // 145: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
-	106, // 146: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	106, // 147: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
-	109, // 148: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
-	111, // 149: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
-	109, // [109:150] is the sub-list for method output_type
-	68,  // [68:109] is the sub-list for method input_type
-	68,  // [68:68] is the sub-list for extension type_name
-	68,  // [68:68] is the sub-list for extension extendee
-	0,   // [0:68] is the sub-list for field type_name
+	86,  // 53: tierq.v1.ListGrowthsResponse.growths:type_name -> tierq.v1.Growth
+	11,  // 54: tierq.v1.PauseQueueResponse.queue:type_name -> tierq.v1.Queue
+	11,  // 55: tierq.v1.ResumeQueueResponse.queue:type_name -> tierq.v1.Queue
+	26,  // 56: tierq.v1.ConfigureGroupRequest.config:type_name -> tierq.v1.GroupConfig
+	27,  // 57: tierq.v1.ConfigureGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 58: tierq.v1.PauseGroupResponse.group:type_name -> tierq.v1.Group
+	27,  // 59: tierq.v1.ResumeGroupResponse.group:type_name -> tierq.v1.Group
+	98,  // 60: tierq.v1.Consumer.messages:type_name -> tierq.v1.HeldMessage
+	99,  // 61: tierq.v1.ListConsumersResponse.consumers:type_name -> tierq.v1.Consumer
+	102, // 62: tierq.v1.ExplainGroupResponse.partitions:type_name -> tierq.v1.ExplainGroupResponse
+	20,  // 63: tierq.v1.DelayedMessage.headers:type_name -> tierq.v1.Header
+	103, // 64: tierq.v1.ListDelayedRequest.after:type_name -> tierq.v1.DelayedPosition
+	104, // 65: tierq.v1.ListDelayedResponse.messages:type_name -> tierq.v1.DelayedMessage
+	103, // 66: tierq.v1.ListDelayedResponse.next:type_name -> tierq.v1.DelayedPosition
+	20,  // 67: tierq.v1.BrowsedMessage.headers:type_name -> tierq.v1.Header
+	111, // 68: tierq.v1.BrowseResponse.messages:type_name -> tierq.v1.BrowsedMessage
+	7,   // 69: tierq.v1.QueueService.CreateQueue:input_type -> tierq.v1.CreateQueueRequest
+	12,  // 70: tierq.v1.QueueService.ListQueues:input_type -> tierq.v1.ListQueuesRequest
+	14,  // 71: tierq.v1.QueueService.DescribeQueue:input_type -> tierq.v1.DescribeQueueRequest
+	18,  // 72: tierq.v1.QueueService.DeleteQueue:input_type -> tierq.v1.DeleteQueueRequest
+	16,  // 73: tierq.v1.QueueService.LocateQueue:input_type -> tierq.v1.LocateQueueRequest
+	22,  // 74: tierq.v1.QueueService.Publish:input_type -> tierq.v1.PublishRequest
+	30,  // 75: tierq.v1.GroupService.CreateGroup:input_type -> tierq.v1.CreateGroupRequest
+	32,  // 76: tierq.v1.GroupService.ListGroups:input_type -> tierq.v1.ListGroupsRequest
+	34,  // 77: tierq.v1.GroupService.DeleteGroup:input_type -> tierq.v1.DeleteGroupRequest
+	36,  // 78: tierq.v1.GroupService.ResetGroup:input_type -> tierq.v1.ResetGroupRequest
+	38,  // 79: tierq.v1.GroupService.MoveGroup:input_type -> tierq.v1.MoveGroupRequest
+	40,  // 80: tierq.v1.GroupService.Receive:input_type -> tierq.v1.ReceiveRequest
+	46,  // 81: tierq.v1.GroupService.Ack:input_type -> tierq.v1.AckRequest
+	47,  // 82: tierq.v1.GroupService.Nack:input_type -> tierq.v1.NackRequest
+	48,  // 83: tierq.v1.GroupService.Release:input_type -> tierq.v1.ReleaseRequest
+	49,  // 84: tierq.v1.GroupService.Reject:input_type -> tierq.v1.RejectRequest
+	50,  // 85: tierq.v1.GroupService.Extend:input_type -> tierq.v1.ExtendRequest
+	44,  // 86: tierq.v1.GroupService.ClaimIdle:input_type -> tierq.v1.ClaimIdleRequest
+	64,  // 87: tierq.v1.GroupService.ListDeadLetters:input_type -> tierq.v1.ListDeadLettersRequest
+	66,  // 88: tierq.v1.GroupService.RedriveDeadLetters:input_type -> tierq.v1.RedriveDeadLettersRequest
+	68,  // 89: tierq.v1.GroupService.PurgeDeadLetters:input_type -> tierq.v1.PurgeDeadLettersRequest
+	22,  // 90: tierq.v1.StreamService.PublishStream:input_type -> tierq.v1.PublishRequest
+	57,  // 91: tierq.v1.StreamService.Consume:input_type -> tierq.v1.ConsumeRequest
+	71,  // 92: tierq.v1.StatusService.FleetStatus:input_type -> tierq.v1.FleetStatusRequest
+	73,  // 93: tierq.v1.StatusService.ShardDigest:input_type -> tierq.v1.ShardDigestRequest
+	76,  // 94: tierq.v1.StatusService.BenchPropose:input_type -> tierq.v1.BenchProposeRequest
+	78,  // 95: tierq.v1.AdminService.PurgeQueue:input_type -> tierq.v1.PurgeQueueRequest
+	80,  // 96: tierq.v1.AdminService.ConfigureQueue:input_type -> tierq.v1.ConfigureQueueRequest
+	82,  // 97: tierq.v1.AdminService.GrowQueue:input_type -> tierq.v1.GrowQueueRequest
+	84,  // 98: tierq.v1.AdminService.ListGrowths:input_type -> tierq.v1.ListGrowthsRequest
+	87,  // 99: tierq.v1.AdminService.PauseQueue:input_type -> tierq.v1.PauseQueueRequest
+	89,  // 100: tierq.v1.AdminService.ResumeQueue:input_type -> tierq.v1.ResumeQueueRequest
+	91,  // 101: tierq.v1.AdminService.ConfigureGroup:input_type -> tierq.v1.ConfigureGroupRequest
+	93,  // 102: tierq.v1.AdminService.PauseGroup:input_type -> tierq.v1.PauseGroupRequest
+	95,  // 103: tierq.v1.AdminService.ResumeGroup:input_type -> tierq.v1.ResumeGroupRequest
+	97,  // 104: tierq.v1.AdminService.ListConsumers:input_type -> tierq.v1.ListConsumersRequest
+	101, // 105: tierq.v1.AdminService.ExplainGroup:input_type -> tierq.v1.ExplainGroupRequest
+	105, // 106: tierq.v1.AdminService.ListDelayed:input_type -> tierq.v1.ListDelayedRequest
+	107, // 107: tierq.v1.AdminService.CancelDelayed:input_type -> tierq.v1.CancelDelayedRequest
+	108, // 108: tierq.v1.AdminService.RescheduleDelayed:input_type -> tierq.v1.RescheduleDelayedRequest
+	110, // 109: tierq.v1.AdminService.Browse:input_type -> tierq.v1.BrowseRequest
+	113, // 110: tierq.v1.AdminService.LookupPublish:input_type -> tierq.v1.LookupPublishRequest
+	8,   // 111: tierq.v1.QueueService.CreateQueue:output_type -> tierq.v1.CreateQueueResponse
+	13,  // 112: tierq.v1.QueueService.ListQueues:output_type -> tierq.v1.ListQueuesResponse
+	15,  // 113: tierq.v1.QueueService.DescribeQueue:output_type -> tierq.v1.DescribeQueueResponse
+	19,  // 114: tierq.v1.QueueService.DeleteQueue:output_type -> tierq.v1.DeleteQueueResponse
+	17,  // 115: tierq.v1.QueueService.LocateQueue:output_type -> tierq.v1.LocateQueueResponse
+	25,  // 116: tierq.v1.QueueService.Publish:output_type -> tierq.v1.PublishResponse
+	31,  // 117: tierq.v1.GroupService.CreateGroup:output_type -> tierq.v1.CreateGroupResponse
+	33,  // 118: tierq.v1.GroupService.ListGroups:output_type -> tierq.v1.ListGroupsResponse
+	35,  // 119: tierq.v1.GroupService.DeleteGroup:output_type -> tierq.v1.DeleteGroupResponse
+	37,  // 120: tierq.v1.GroupService.ResetGroup:output_type -> tierq.v1.ResetGroupResponse
+	39,  // 121: tierq.v1.GroupService.MoveGroup:output_type -> tierq.v1.MoveGroupResponse
+	43,  // 122: tierq.v1.GroupService.Receive:output_type -> tierq.v1.ReceiveResponse
+	52,  // 123: tierq.v1.GroupService.Ack:output_type -> tierq.v1.SettleResponse
+	52,  // 124: tierq.v1.GroupService.Nack:output_type -> tierq.v1.SettleResponse
+	52,  // 125: tierq.v1.GroupService.Release:output_type -> tierq.v1.SettleResponse
+	52,  // 126: tierq.v1.GroupService.Reject:output_type -> tierq.v1.SettleResponse
+	52,  // 127: tierq.v1.GroupService.Extend:output_type -> tierq.v1.SettleResponse
+	45,  // 128: tierq.v1.GroupService.ClaimIdle:output_type -> tierq.v1.ClaimIdleResponse
+	65,  // 129: tierq.v1.GroupService.ListDeadLetters:output_type -> tierq.v1.ListDeadLettersResponse
+	67,  // 130: tierq.v1.GroupService.RedriveDeadLetters:output_type -> tierq.v1.RedriveDeadLettersResponse
+	69,  // 131: tierq.v1.GroupService.PurgeDeadLetters:output_type -> tierq.v1.PurgeDeadLettersResponse
+	53,  // 132: tierq.v1.StreamService.PublishStream:output_type -> tierq.v1.PublishStreamResponse
+	62,  // 133: tierq.v1.StreamService.Consume:output_type -> tierq.v1.ConsumeResponse
+	72,  // 134: tierq.v1.StatusService.FleetStatus:output_type -> tierq.v1.FleetStatusResponse
+	75,  // 135: tierq.v1.StatusService.ShardDigest:output_type -> tierq.v1.ShardDigestResponse
+	77,  // 136: tierq.v1.StatusService.BenchPropose:output_type -> tierq.v1.BenchProposeResponse
+	79,  // 137: tierq.v1.AdminService.PurgeQueue:output_type -> tierq.v1.PurgeQueueResponse
+	81,  // 138: tierq.v1.AdminService.ConfigureQueue:output_type -> tierq.v1.ConfigureQueueResponse
+	83,  // 139: tierq.v1.AdminService.GrowQueue:output_type -> tierq.v1.GrowQueueResponse
+	85,  // 140: tierq.v1.AdminService.ListGrowths:output_type -> tierq.v1.ListGrowthsResponse
+	88,  // 141: tierq.v1.AdminService.PauseQueue:output_type -> tierq.v1.PauseQueueResponse
+	90,  // 142: tierq.v1.AdminService.ResumeQueue:output_type -> tierq.v1.ResumeQueueResponse
+	92,  // 143: tierq.v1.AdminService.ConfigureGroup:output_type -> tierq.v1.ConfigureGroupResponse
+	94,  // 144: tierq.v1.AdminService.PauseGroup:output_type -> tierq.v1.PauseGroupResponse
+	96,  // 145: tierq.v1.AdminService.ResumeGroup:output_type -> tierq.v1.ResumeGroupResponse
+	100, // 146: tierq.v1.AdminService.ListConsumers:output_type -> tierq.v1.ListConsumersResponse
+	102, // 147: tierq.v1.AdminService.ExplainGroup:output_type -> tierq.v1.ExplainGroupResponse
+	106, // 148: tierq.v1.AdminService.ListDelayed:output_type -> tierq.v1.ListDelayedResponse
+	109, // 149: tierq.v1.AdminService.CancelDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	109, // 150: tierq.v1.AdminService.RescheduleDelayed:output_type -> tierq.v1.ChangeDelayedResponse
+	112, // 151: tierq.v1.AdminService.Browse:output_type -> tierq.v1.BrowseResponse
+	114, // 152: tierq.v1.AdminService.LookupPublish:output_type -> tierq.v1.LookupPublishResponse
+	111, // [111:153] is the sub-list for method output_type
+	69,  // [69:111] is the sub-list for method input_type
+	69,  // [69:69] is the sub-list for extension type_name
+	69,  // [69:69] is the sub-list for extension extendee
+	0,   // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_tierq_v1_tierq_proto_init() }
@@ -9789,23 +10024,23 @@ func file_tierq_v1_tierq_proto_init() {
 	file_tierq_v1_tierq_proto_msgTypes[61].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[63].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[73].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[83].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[85].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[87].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[89].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[93].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[97].OneofWrappers = []any{}
-	file_tierq_v1_tierq_proto_msgTypes[99].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[86].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[88].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[90].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[92].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[96].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[100].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[102].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[103].OneofWrappers = []any{}
 	file_tierq_v1_tierq_proto_msgTypes[105].OneofWrappers = []any{}
+	file_tierq_v1_tierq_proto_msgTypes[108].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_tierq_proto_rawDesc), len(file_tierq_v1_tierq_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   107,
+			NumMessages:   110,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

@@ -117,6 +117,9 @@ const (
 	AdminServiceConfigureQueueProcedure = "/tierq.v1.AdminService/ConfigureQueue"
 	// AdminServiceGrowQueueProcedure is the fully-qualified name of the AdminService's GrowQueue RPC.
 	AdminServiceGrowQueueProcedure = "/tierq.v1.AdminService/GrowQueue"
+	// AdminServiceListGrowthsProcedure is the fully-qualified name of the AdminService's ListGrowths
+	// RPC.
+	AdminServiceListGrowthsProcedure = "/tierq.v1.AdminService/ListGrowths"
 	// AdminServicePauseQueueProcedure is the fully-qualified name of the AdminService's PauseQueue RPC.
 	AdminServicePauseQueueProcedure = "/tierq.v1.AdminService/PauseQueue"
 	// AdminServiceResumeQueueProcedure is the fully-qualified name of the AdminService's ResumeQueue
@@ -1050,10 +1053,13 @@ type AdminServiceClient interface {
 	PurgeQueue(context.Context, *connect.Request[v1.PurgeQueueRequest]) (*connect.Response[v1.PurgeQueueResponse], error)
 	// ConfigureQueue replaces a queue's options; what has partitions or order keeps both.
 	ConfigureQueue(context.Context, *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error)
-	// PauseQueue stops deliveries of every group. Publishing, acks and leases go on.
 	// GrowQueue begins to give a queue without key order more partitions, or cancels that. The fleet goes on by itself; DescribeQueue
 	// tells when they are there. The same again is OK.
 	GrowQueue(context.Context, *connect.Request[v1.GrowQueueRequest]) (*connect.Response[v1.GrowQueueResponse], error)
+	// ListGrowths tells how far queues are that grow, and what each waits for. Any full host answers, with the word of the one that leads
+	// the catalog, which does the work.
+	ListGrowths(context.Context, *connect.Request[v1.ListGrowthsRequest]) (*connect.Response[v1.ListGrowthsResponse], error)
+	// PauseQueue stops deliveries of every group. Publishing, acks and leases go on.
 	PauseQueue(context.Context, *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error)
 	ResumeQueue(context.Context, *connect.Request[v1.ResumeQueueRequest]) (*connect.Response[v1.ResumeQueueResponse], error)
 	// ConfigureGroup replaces a group's policy.
@@ -1103,6 +1109,12 @@ func NewAdminServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+AdminServiceGrowQueueProcedure,
 			connect.WithSchema(adminServiceMethods.ByName("GrowQueue")),
+			connect.WithClientOptions(opts...),
+		),
+		listGrowths: connect.NewClient[v1.ListGrowthsRequest, v1.ListGrowthsResponse](
+			httpClient,
+			baseURL+AdminServiceListGrowthsProcedure,
+			connect.WithSchema(adminServiceMethods.ByName("ListGrowths")),
 			connect.WithClientOptions(opts...),
 		),
 		pauseQueue: connect.NewClient[v1.PauseQueueRequest, v1.PauseQueueResponse](
@@ -1185,6 +1197,7 @@ type adminServiceClient struct {
 	purgeQueue        *connect.Client[v1.PurgeQueueRequest, v1.PurgeQueueResponse]
 	configureQueue    *connect.Client[v1.ConfigureQueueRequest, v1.ConfigureQueueResponse]
 	growQueue         *connect.Client[v1.GrowQueueRequest, v1.GrowQueueResponse]
+	listGrowths       *connect.Client[v1.ListGrowthsRequest, v1.ListGrowthsResponse]
 	pauseQueue        *connect.Client[v1.PauseQueueRequest, v1.PauseQueueResponse]
 	resumeQueue       *connect.Client[v1.ResumeQueueRequest, v1.ResumeQueueResponse]
 	configureGroup    *connect.Client[v1.ConfigureGroupRequest, v1.ConfigureGroupResponse]
@@ -1212,6 +1225,11 @@ func (c *adminServiceClient) ConfigureQueue(ctx context.Context, req *connect.Re
 // GrowQueue calls tierq.v1.AdminService.GrowQueue.
 func (c *adminServiceClient) GrowQueue(ctx context.Context, req *connect.Request[v1.GrowQueueRequest]) (*connect.Response[v1.GrowQueueResponse], error) {
 	return c.growQueue.CallUnary(ctx, req)
+}
+
+// ListGrowths calls tierq.v1.AdminService.ListGrowths.
+func (c *adminServiceClient) ListGrowths(ctx context.Context, req *connect.Request[v1.ListGrowthsRequest]) (*connect.Response[v1.ListGrowthsResponse], error) {
+	return c.listGrowths.CallUnary(ctx, req)
 }
 
 // PauseQueue calls tierq.v1.AdminService.PauseQueue.
@@ -1280,10 +1298,13 @@ type AdminServiceHandler interface {
 	PurgeQueue(context.Context, *connect.Request[v1.PurgeQueueRequest]) (*connect.Response[v1.PurgeQueueResponse], error)
 	// ConfigureQueue replaces a queue's options; what has partitions or order keeps both.
 	ConfigureQueue(context.Context, *connect.Request[v1.ConfigureQueueRequest]) (*connect.Response[v1.ConfigureQueueResponse], error)
-	// PauseQueue stops deliveries of every group. Publishing, acks and leases go on.
 	// GrowQueue begins to give a queue without key order more partitions, or cancels that. The fleet goes on by itself; DescribeQueue
 	// tells when they are there. The same again is OK.
 	GrowQueue(context.Context, *connect.Request[v1.GrowQueueRequest]) (*connect.Response[v1.GrowQueueResponse], error)
+	// ListGrowths tells how far queues are that grow, and what each waits for. Any full host answers, with the word of the one that leads
+	// the catalog, which does the work.
+	ListGrowths(context.Context, *connect.Request[v1.ListGrowthsRequest]) (*connect.Response[v1.ListGrowthsResponse], error)
+	// PauseQueue stops deliveries of every group. Publishing, acks and leases go on.
 	PauseQueue(context.Context, *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error)
 	ResumeQueue(context.Context, *connect.Request[v1.ResumeQueueRequest]) (*connect.Response[v1.ResumeQueueResponse], error)
 	// ConfigureGroup replaces a group's policy.
@@ -1329,6 +1350,12 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 		AdminServiceGrowQueueProcedure,
 		svc.GrowQueue,
 		connect.WithSchema(adminServiceMethods.ByName("GrowQueue")),
+		connect.WithHandlerOptions(opts...),
+	)
+	adminServiceListGrowthsHandler := connect.NewUnaryHandler(
+		AdminServiceListGrowthsProcedure,
+		svc.ListGrowths,
+		connect.WithSchema(adminServiceMethods.ByName("ListGrowths")),
 		connect.WithHandlerOptions(opts...),
 	)
 	adminServicePauseQueueHandler := connect.NewUnaryHandler(
@@ -1411,6 +1438,8 @@ func NewAdminServiceHandler(svc AdminServiceHandler, opts ...connect.HandlerOpti
 			adminServiceConfigureQueueHandler.ServeHTTP(w, r)
 		case AdminServiceGrowQueueProcedure:
 			adminServiceGrowQueueHandler.ServeHTTP(w, r)
+		case AdminServiceListGrowthsProcedure:
+			adminServiceListGrowthsHandler.ServeHTTP(w, r)
 		case AdminServicePauseQueueProcedure:
 			adminServicePauseQueueHandler.ServeHTTP(w, r)
 		case AdminServiceResumeQueueProcedure:
@@ -1454,6 +1483,10 @@ func (UnimplementedAdminServiceHandler) ConfigureQueue(context.Context, *connect
 
 func (UnimplementedAdminServiceHandler) GrowQueue(context.Context, *connect.Request[v1.GrowQueueRequest]) (*connect.Response[v1.GrowQueueResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.GrowQueue is not implemented"))
+}
+
+func (UnimplementedAdminServiceHandler) ListGrowths(context.Context, *connect.Request[v1.ListGrowthsRequest]) (*connect.Response[v1.ListGrowthsResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.AdminService.ListGrowths is not implemented"))
 }
 
 func (UnimplementedAdminServiceHandler) PauseQueue(context.Context, *connect.Request[v1.PauseQueueRequest]) (*connect.Response[v1.PauseQueueResponse], error) {
