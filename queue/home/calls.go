@@ -2,6 +2,7 @@ package home
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -257,7 +258,8 @@ func (c *call) abandon(res ItemResult) {
 
 // Redrive makes dead letters deliverable again, with attempts from 0: the named ones, or the first limit in address
 // order. The group's home must be here; a call waits for the home's epoch. OK is given after apply; UnknownMessage
-// says that the address is no dead letter, DeadExporting that it is on its way to the dead-letter queue.
+// says that the address is no dead letter, DeadExporting that it is on its way to the dead-letter queue. Nothing is begun, and Backpressure
+// told, while redriveAhead messages wait for consumers: the ledger knows each of them.
 func (k *Keeper) Redrive(ctx context.Context, group string, addresses []queue.Address, limit int) ([]DeadResult, error) {
 	return k.deadLetters(ctx, group, addresses, limit, true)
 }
@@ -302,6 +304,10 @@ func (g *group) beginDead(ctx context.Context, addresses []queue.Address, n int,
 	})
 	if err != nil {
 		return nil, nil, err
+	}
+	if waiting := len(g.led.tracked) - g.led.leased; redrive && waiting+n > redriveAhead {
+		return nil, nil, &code.Error{Code: code.Backpressure, Effect: code.EffectNone, RetryAfterMs: 1000,
+			Text: fmt.Sprintf("%d messages of group %q wait for consumers, redriven ones among them: redrive more when they have taken some", waiting, g.info.Name)}
 	}
 	found, err := g.findDead(addresses, n)
 	if err != nil {

@@ -284,6 +284,31 @@ func TestB14AttemptsSchedule(t *testing.T) {
 	})
 }
 
+// What is redriven is in memory until a consumer has it, so there is a bound (G9).
+func TestRedriveIsBounded(t *testing.T) {
+	defer func(was int) { redriveAhead = was }(redriveAhead)
+	redriveAhead = 4
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{MaxAttempts: 1})
+		r.send(6)
+		for _, d := range get(t, k, ReceiveRequest{Max: 6}) {
+			_, err := k.Reject(within(time.Second), "g", []RejectItem{{Receipt: d.Receipt}})
+			require.NoError(t, err)
+		}
+		res, err := k.Redrive(within(time.Second), "g", []queue.Address{1, 2, 3}, 0)
+		require.NoError(t, err)
+		require.Len(t, res, 3)
+		_, err = k.Redrive(within(time.Second), "g", []queue.Address{4, 5}, 0)
+		require.Equal(t, code.Backpressure, refusal(t, err))
+		_, err = k.PurgeDead(within(time.Second), "g", []queue.Address{4}, 0)
+		require.NoError(t, err, "what is purged goes")
+		get(t, k, ReceiveRequest{Max: 2})
+		res, err = k.Redrive(within(time.Second), "g", []queue.Address{5, 6}, 0)
+		require.NoError(t, err)
+		require.Equal(t, code.OK, res[1].Code)
+	})
+}
+
 // B01: a stale receipt must not touch somebody else's lease.
 func TestB01StaleReceipt(t *testing.T) {
 	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {

@@ -24,6 +24,10 @@ const (
 	activeGrace    = 10 * time.Second // an idle single active consumer keeps its place so long
 )
 
+// redriveAhead bounds what a ledger remembers beside the leased ones, redriven messages included: those lie behind the scan, so it has to
+// remember them all.
+var redriveAhead = 2 * lookAhead // tests lower it
+
 // marks is what the apply goroutine tells every ledger of a shard. Values only grow.
 type marks struct {
 	last     atomic.Uint64 // the greatest address assigned
