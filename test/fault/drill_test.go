@@ -53,11 +53,11 @@ var drills = []drill{
 	{"RB-4", []string{"look", "start", "over"}, drillNoLeader, quick, ""},
 	{"RB-6", []string{"look", "start", "over"}, drillWitnessDown, shared, ""},
 	{"RB-11", []string{"look", "host", "witness", "over"}, drillUpgrade, shared, ""},
-	{"RB-12", []string{"look", "over"}, drillSlowDisk, shared, ""},
 	{"RB-13", []string{"look", "over"}, drillBacklog, shared, ""},
 	{"RB-14", []string{"look", "redrive", "over"}, drillDeadLetters, shared, ""},
 	{"RB-15", []string{"look", "purge", "over"}, drillRefusals, shared, ""},
 	{"RB-16", []string{"look", "cancel", "start", "over"}, drillGrowth, shared, ""},
+	{"RB-1", []string{"look", "over"}, drillReadOnly, long, "no-outcome"},
 	{"RB-2", []string{"look", "verify", "replace", "over"}, drillDivergent, long, ""},
 	{"RB-5", []string{"look", "purge", "over"}, drillDiskLow, long, ""},
 	{"RB-6", []string{"look", "replace", "over"}, drillWitnessLost, long, "replaced"},
@@ -66,6 +66,7 @@ var drills = []drill{
 	{"RB-8", []string{"look", "stop", "plan", "take", "in-place", "over"}, drillNewestLostInPlace, long, "in-place"},
 	{"RB-9", []string{"look", "join", "lost", "drain", "over"}, drillHostReplaced, long, ""},
 	{"RB-10", []string{"look", "rotate", "over"}, drillCertificates, long, ""},
+	{"RB-12", []string{"look", "over"}, drillSlowDisk, long, ""},
 }
 
 // TestFaultDrill runs the runbook's own commands, as they are on the page, against the failures that its sections are about, under

@@ -368,21 +368,7 @@ func drillHostReplaced(d *drilling) {
 func drillCertificates(d *drilling) {
 	const day = 24 * time.Hour
 	f := layFleet(d.t, 2, 1)
-	ca := certstest.NewCA(d.t, "drill")
-	dir := func(h *host, use string) string { return filepath.Join(f.dir, fmt.Sprintf("%s-%d", use, h.id)) }
-	for _, h := range f.hosts {
-		cert, key, roots := ca.Files(dir(h, "peer"), 10*day, "127.0.0.1")
-		f.prepend(h, fmt.Sprintf("tls: {cert: %s, key: %s, ca: %s}\n", cert, key, roots))
-		if h.role == "full" {
-			cert, key, _ := ca.Files(dir(h, "api"), 10*day, "127.0.0.1")
-			f.prepend(h, fmt.Sprintf("api_tls: {cert: %s, key: %s}\n", cert, key))
-		}
-	}
-	roots := filepath.Join(f.dir, "roots.pem")
-	certstest.Write(d.t, roots, ca.PEM)
-	var err error
-	f.tls, err = certs.Open(certs.Options{Files: certs.Files{CA: roots}})
-	require.NoError(d.t, err)
+	ca, roots := f.secure(10 * day)
 	f.startAll()
 	d.use(f)
 	d.set("TIERQ_CA", roots)
@@ -394,8 +380,8 @@ func drillCertificates(d *drilling) {
 			if use == "api" && h.role == "witness" {
 				continue
 			}
-			d.set("CERT", filepath.Join(dir(h, use), "cert.pem"))
-			d.set("KEY", filepath.Join(dir(h, use), "key.pem"))
+			d.set("CERT", filepath.Join(h.certs(use), "cert.pem"))
+			d.set("KEY", filepath.Join(h.certs(use), "key.pem"))
 			cert, key := ca.Issue(40*day, "127.0.0.1")
 			certstest.Write(d.t, d.vars["CERT"]+".new", cert)
 			certstest.Write(d.t, d.vars["KEY"]+".new", key)
@@ -408,30 +394,77 @@ func drillCertificates(d *drilling) {
 	l.finish()
 }
 
-// drillUpgrade is RB-11, with the same program under another name.
+// secure configures mutual TLS between the hosts of a fleet that does not run yet, and TLS for its clients. roots is the file of the CA.
+func (f *fleet) secure(validFor time.Duration) (ca *certstest.CA, roots string) {
+	t := f.t
+	t.Helper()
+	ca = certstest.NewCA(t, "drill")
+	for _, h := range f.hosts {
+		cert, key, roots := ca.Files(h.certs("peer"), validFor, "127.0.0.1")
+		f.prepend(h, fmt.Sprintf("tls: {cert: %s, key: %s, ca: %s}\n", cert, key, roots))
+		if h.role == "full" {
+			cert, key, _ := ca.Files(h.certs("api"), validFor, "127.0.0.1")
+			f.prepend(h, fmt.Sprintf("api_tls: {cert: %s, key: %s}\n", cert, key))
+		}
+	}
+	roots = filepath.Join(f.dir, "roots.pem")
+	certstest.Write(t, roots, ca.PEM)
+	var err error
+	f.tls, err = certs.Open(certs.Options{Files: certs.Files{CA: roots}})
+	require.NoError(t, err)
+	return ca, roots
+}
+
+// certs is the directory of a host's certificate for the ports between hosts (peer), or for its clients (api).
+func (h *host) certs(use string) string {
+	return filepath.Join(h.f.dir, fmt.Sprintf("%s-%d", use, h.id))
+}
+
+// drillUpgrade is RB-11: to another version of the program, and back.
 func drillUpgrade(d *drilling) {
 	l := d.load("rb-11", nil)
 	d.do("look")
-	for _, h := range d.f.full() {
-		d.at(h)
-		d.do("host")
-		l.goesOn()
-	}
-	w := d.f.witness()
-	d.at(w)
-	d.set("WITNESS_CONFIG", w.config)
-	d.do("witness")
+	now := versionOf(d.t, d.f.hosts[0])
+	d.roll(l, otherTierq(d.t))
+	require.NotEqual(d.t, now, versionOf(d.t, d.f.hosts[0]))
+	d.do("over")
+	d.roll(l, "")
+	require.Equal(d.t, now, versionOf(d.t, d.f.hosts[0]))
 	d.do("over")
 	l.finish()
 }
 
-// drillSlowDisk is RB-12: only what it types is tried, for no disk can be made slow here.
-func drillSlowDisk(d *drilling) {
-	l := d.load("rb-12", nil)
-	d.at(d.f.leaderHost("rb-12"))
-	d.do("look")
-	d.do("over")
-	l.finish()
+// roll puts another program in place on one host after the other.
+func (d *drilling) roll(l *traffic, program string) {
+	d.t.Helper()
+	w := d.f.witness()
+	for _, h := range append(d.f.full(), w) {
+		d.at(h)
+		was := versionOf(d.t, h)
+		h.program = program
+		if h == w {
+			d.set("WITNESS_CONFIG", w.config)
+			d.do("witness")
+		} else {
+			d.do("host")
+		}
+		l.goesOn()
+		d.say("host %d ran %s, and runs %s", h.id, was, versionOf(d.t, h))
+	}
+}
+
+// versionOf asks a host which program it runs.
+func versionOf(t *testing.T, h *host) string {
+	t.Helper()
+	version := "a version that does not say so"
+	eventually(t, readyWithin, fmt.Sprintf("host %d says its version", h.id), func() error {
+		page, err := h.get("/metrics")
+		if m := regexp.MustCompile(`tierq_build_info\{version="([^"]*)"\} 1`).FindSubmatch(page); m != nil {
+			version = string(m[1])
+		}
+		return err
+	})
+	return version
 }
 
 // drillBacklog is RB-13: nobody receives.

@@ -50,6 +50,7 @@ type host struct {
 	raft, peer, api, admin string
 	dir, config, log       string
 	within                 []string // a command that runs the process somewhere else
+	program                string   // that it runs next; empty: the one under test
 
 	mu      sync.Mutex
 	cmd     *exec.Cmd
@@ -178,7 +179,7 @@ func (h *host) start() {
 	if h.role == "witness" {
 		verb = "witness"
 	}
-	args := slices.Concat(h.within, []string{tierq(t), verb, "--config", h.config})
+	args := slices.Concat(h.within, []string{h.binary(), verb, "--config", h.config})
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Dir = h.f.dir
 	cmd.Stdout, cmd.Stderr = out, out
@@ -202,6 +203,15 @@ func (h *host) start() {
 			t.Errorf("host %d ended by itself: %v; the end of its log:\n%s", h.id, err, tail(h.log, 15))
 		}
 	}()
+}
+
+// binary is the program that h runs when it is started.
+func (h *host) binary() string {
+	h.f.t.Helper()
+	if h.program != "" {
+		return h.program
+	}
+	return tierq(h.f.t)
 }
 
 // kill is kill -9. It returns when the process is gone; a host that does not run stays as it is.

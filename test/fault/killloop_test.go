@@ -28,6 +28,15 @@ func TestFaultKillLoop(t *testing.T) {
 			killLoop(t, newFleet(t, layout.full, layout.witnesses))
 		})
 	}
+	t.Run("mutual TLS", func(t *testing.T) {
+		if !*drillsFlag {
+			t.Skip("takes a minute: run with -drills, as make fault-quick and CI do")
+		}
+		f := layFleet(t, 2, 1)
+		f.secure(time.Hour)
+		f.startAll()
+		killLoop(t, f)
+	})
 }
 
 func killLoop(t *testing.T, f *fleet) {

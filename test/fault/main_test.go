@@ -3,7 +3,6 @@ package fault
 import (
 	"errors"
 	"flag"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -18,6 +17,7 @@ var (
 	roundsFlag = flag.Int("rounds", 2, "rounds of kills in TestFaultKillLoop")
 	linesFlag  = flag.Int("lines", 120_000, "lines of real text in TestFaultRealInput")
 	binaryFlag = flag.String("tierq", "", "the binary to test; by default one is built")
+	otherFlag  = flag.String("other", "", "another version's binary, for the drill of upgrades; by default the same program is built under another version")
 	logFlag    = flag.String("log", "info", "log level of the hosts")
 	keepFlag   = flag.Bool("keep", false, "keep data and logs of passed tests too")
 )
@@ -48,33 +48,54 @@ func newRand(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(*seedFlag, 0x7469657271))
 }
 
-// program is the binary under test, built once a run.
+// program is what was built for this run.
 var program struct {
-	once sync.Once
-	dir  string
-	err  error
+	mu    sync.Mutex
+	dir   string
+	built map[string]string // by version
 }
 
-// tierq returns the path of the program.
+// otherVersion is what the second binary says it is.
+const otherVersion = "0.0.0-other"
+
+// tierq returns the path of the program under test.
 func tierq(t *testing.T) string {
 	t.Helper()
-	if *binaryFlag != "" {
-		return *binaryFlag
+	return build(t, *binaryFlag, "")
+}
+
+// otherTierq returns the path of a program of another version.
+func otherTierq(t *testing.T) string {
+	t.Helper()
+	return build(t, *otherFlag, otherVersion)
+}
+
+// build returns given, or builds the program under a version, once a run.
+func build(t *testing.T, given, version string) string {
+	t.Helper()
+	if given != "" {
+		return given
 	}
-	program.once.Do(func() {
-		if program.dir, program.err = os.MkdirTemp("", "tierq-bin-"); program.err != nil {
-			return
+	program.mu.Lock()
+	defer program.mu.Unlock()
+	if program.built == nil {
+		dir, err := os.MkdirTemp("", "tierq-bin-")
+		if err != nil {
+			t.Fatal(err)
 		}
-		// Without debug information: writing it takes as long as the rest of the link.
-		build := exec.Command("go", "build", "-ldflags=-s -w", "-o", filepath.Join(program.dir, "tierq"), "github.com/tierq/tierq/cmd/tierq")
-		if out, err := build.CombinedOutput(); err != nil {
-			program.err = fmt.Errorf("build the binary: %w\n%s", err, out)
-		}
-	})
-	if program.err != nil {
-		t.Fatal(program.err)
+		program.dir, program.built = dir, map[string]string{}
 	}
-	return filepath.Join(program.dir, "tierq")
+	if path, ok := program.built[version]; ok {
+		return path
+	}
+	path := filepath.Join(program.dir, "tierq"+version)
+	// Without debug information: writing it takes as long as the rest of the link.
+	cmd := exec.Command("go", "build", "-ldflags=-s -w -X main.version="+version, "-o", path, "github.com/tierq/tierq/cmd/tierq")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build the binary: %v\n%s", err, out)
+	}
+	program.built[version] = path
+	return path
 }
 
 // pollEvery is how often a state that only an outside view shows is looked at.
