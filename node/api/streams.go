@@ -84,7 +84,7 @@ func (s streamService) publishOne(ctx context.Context, req *tierqv1.PublishReque
 		err = s.admit(ctx, len(req.GetMessages()))
 	}
 	if err != nil {
-		answer(refusedPublish(err))
+		answer(s.refusedPublish(err))
 		return
 	}
 	queued := make(chan struct{})
@@ -102,7 +102,7 @@ func (s streamService) publishOne(ctx context.Context, req *tierqv1.PublishReque
 		if errors.As(err, &many) {
 			whole, err := queueService(s).publishAny(ctx, req, &many.Queue)
 			if err != nil {
-				answer(refusedPublish(err))
+				answer(s.refusedPublish(err))
 				return
 			}
 			answer(&tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Published{Published: whole}})
@@ -112,7 +112,7 @@ func (s streamService) publishOne(ctx context.Context, req *tierqv1.PublishReque
 			return queueService(s).client(host).Publish(ctx, r)
 		})
 		if err != nil {
-			answer(refusedPublish(err))
+			answer(s.refusedPublish(err))
 			return
 		}
 		answer(&tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Published{Published: resp.Msg}})
@@ -120,8 +120,10 @@ func (s streamService) publishOne(ctx context.Context, req *tierqv1.PublishReque
 	<-queued
 }
 
-func refusedPublish(err error) *tierqv1.PublishStreamResponse {
-	return &tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Refused{Refused: detailOf(err)}}
+func (s streamService) refusedPublish(err error) *tierqv1.PublishStreamResponse {
+	detail := detailOf(err)
+	s.onRefusal(code.Code(detail.Code))
+	return &tierqv1.PublishStreamResponse{Outcome: &tierqv1.PublishStreamResponse_Refused{Refused: detail}}
 }
 
 // detailOf returns the detail that a refusal has or gets.
