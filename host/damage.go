@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/event"
 	"github.com/tierq/tierq/host/peer"
 	"github.com/tierq/tierq/queue"
 	"github.com/tierq/tierq/queue/store"
@@ -38,7 +39,7 @@ func (h *RaftHost) noteDamage(shard uint64, id queue.ReplicaID, err error) {
 		return
 	}
 	h.damages[shard] = damage{replica: id, err: err}
-	h.log.Error("a replica is damaged on this host's disk", zap.Uint64("shard", shard), zap.Uint64("replica", uint64(id)), zap.Error(err))
+	h.log.Error("a replica is damaged on this host's disk", event.Is("replica-damaged"), zap.Uint64("shard", shard), zap.Uint64("replica", uint64(id)), zap.Error(err))
 }
 
 // damage is what is known of a damaged replica.
@@ -106,7 +107,7 @@ func (h *RaftHost) openStore(dir string, open func() (*store.Store, error)) (*st
 	}
 	aside := fmt.Sprintf("%s.damaged-%d", dir, time.Now().UnixNano())
 	h.log.Error("the store is damaged as a whole: every replica in it is lost, and is made again from the others; the directory is kept",
-		zap.String("as", aside), zap.Error(err))
+		event.Is("store-damaged"), zap.String("as", aside), zap.Error(err))
 	if err := h.loseStates(); err != nil {
 		return nil, err
 	}

@@ -291,15 +291,17 @@ func (h *RaftHost) nodeHostConfig(dir string) (config.NodeHostConfig, error) {
 		Expert:              config.ExpertConfig{NodeRegistryFactory: h.registry.Factory(), TransportFactory: &transports{h}},
 	}
 	err := wal.Configure(&nhc, wal.Options{
-		Dir:               filepath.Join(h.cfg.DataDir, walDir),
-		Kind:              h.cfg.LogKind,
-		HostID:            h.cfg.HostID,
-		ExecWorkers:       h.cfg.ExecWorkers,
-		LowSpaceBytes:     h.cfg.LowSpaceBytes,
-		OnLastEntry:       h.lastEntry,
-		OnOpen:            func(l *wal.Log) { h.raftLog.Store(l) },
-		OnSpace:           h.onSpace,
-		OnFailure:         func(err error) { h.log.Error("the Raft log failed, this host stops", event.Is("log-failed"), zap.Error(err)) },
+		Dir:           filepath.Join(h.cfg.DataDir, walDir),
+		Kind:          h.cfg.LogKind,
+		HostID:        h.cfg.HostID,
+		ExecWorkers:   h.cfg.ExecWorkers,
+		LowSpaceBytes: h.cfg.LowSpaceBytes,
+		OnLastEntry:   h.lastEntry,
+		OnOpen:        func(l *wal.Log) { h.raftLog.Store(l) },
+		OnSpace:       h.onSpace,
+		OnFailure: func(err error) {
+			h.log.Error("the Raft log failed, this host stops", event.Is("log-failed"), zap.Error(err))
+		},
 		WitnessMembership: witness.Membership,
 		Logger:            h.log.Named("wal"),
 		Registerer:        h.cfg.Registerer,

@@ -40,6 +40,9 @@ const (
 	leaveTimeout = 30 * time.Second
 	// abandonAfter is for how many silences a new replica's host may be silent before the move is given up.
 	abandonAfter = 30
+	// upgradeWait is for how many silences a host may be silent before it is not asked any more whether it knows a command: it may be down
+	// for good, and what it votes on may have to be replaced.
+	upgradeWait = 10
 )
 
 // errMoveWaits says that a move waits for something that comes by itself; it is looked at again soon.
@@ -378,7 +381,7 @@ func (h *RaftHost) notYet(v *catalog.View) error {
 		if host.ID == h.cfg.HostID || h.peers.CommandLevel(host.ID) >= catalog.CommandLevel {
 			continue
 		}
-		if alive || since < abandonAfter*h.cfg.Silence || time.Since(h.begun) < abandonAfter*h.cfg.Silence {
+		if alive || since < upgradeWait*h.cfg.Silence || time.Since(h.begun) < upgradeWait*h.cfg.Silence {
 			return code.New(code.MutationFenced, "host %d has not said that its version knows this command: start it, or upgrade it, first", host.ID)
 		}
 	}

@@ -57,7 +57,7 @@ func (n *Node) ListHosts(ctx context.Context) (api.HostList, error) {
 	for _, m := range v.Moves() {
 		out.Moves = append(out.Moves, n.moveUnderWay(v, m))
 	}
-	for _, planned := range v.Evacuation(n.Alive) {
+	for _, planned := range n.raft.Planned() {
 		out.Moves = append(out.Moves, n.plannedMove(v, planned))
 	}
 	return out, nil
@@ -109,10 +109,19 @@ func (n *Node) moveUnderWay(v *catalog.View, m catalog.Move) api.ReplicaMove {
 	to, _ := p.Replica(m.To)
 	out := api.ReplicaMove{Shard: m.Shard, Partition: p.Partition, Replica: uint64(m.From), From: from.HostID, To: to.HostID, Step: m.Step.String(), Why: "balance"}
 	switch {
+	case m.Widens():
+		out.Why, out.Replica = "voters", uint64(m.To)
+	case m.Narrows():
+		out.Why, out.To = "voters", 0
 	case from.State == catalog.ReplicaLost:
 		out.Why = "lost"
+	case p.Rebuilds(m):
+		out.Why = "rebuild"
 	case v.HostState(from.HostID) == catalog.HostDraining:
 		out.Why = "draining"
+	}
+	if p.Rebuilds(m) {
+		out.To = from.HostID
 	}
 	if m.Undo {
 		out.Step, out.Reason = "undo", "the new replica did not come: it is taken back"
@@ -127,7 +136,7 @@ func (n *Node) plannedMove(v *catalog.View, m catalog.Planned) api.ReplicaMove {
 		Shard: m.Shard, Queue: queueName(v, m.Shard), Partition: p.Partition, Replica: uint64(m.From), From: m.FromHost, To: m.ToHost,
 		Step: "planned", Why: m.Why, Reason: m.Reason,
 	}
-	if m.ToHost == 0 {
+	if !m.Possible() {
 		out.Step = "blocked"
 	}
 	return out
@@ -191,6 +200,11 @@ func (n *Node) Rebalance(ctx context.Context, dryRun bool) (api.Rebalanced, erro
 		out.Leaders = append(out.Leaders, api.LeaderMove{Shard: m.shard, Queue: queueName(v, m.shard), Partition: p.Partition, From: m.from, To: m.to})
 	}
 	return out, nil
+}
+
+// RebuildReplica implements api.Hosts.
+func (n *Node) RebuildReplica(ctx context.Context, shard, hostID uint64) error {
+	return n.raft.Rebuild(ctx, shard, hostID)
 }
 
 // MoveLeader implements api.Hosts.

@@ -117,6 +117,7 @@ func (a *app) examine(ctx context.Context, c *client.Client, names, admin []stri
 	}
 	d.examineFleet(st)
 	if l, err := c.ListHosts(ctx); err == nil { // it takes an operator
+		d.examineMoves(l.Moves)
 		d.examineClocks(l.Hosts)
 	}
 	if ts, err := c.ListTenants(ctx); err == nil { // as does this

@@ -13,7 +13,7 @@ import (
 )
 
 func shardCommand(a *app) *cobra.Command {
-	return parent("shard", "look at the replicas of a queue's partition, and recover from what is left of them", shardDigest(a), shardVerify(a), shardRecover(a))
+	return parent("shard", "look at the replicas of a queue's partition, make one anew, and recover from what is left of them", shardDigest(a), shardVerify(a), shardRebuild(a), shardRecover(a))
 }
 
 func shardDigest(a *app) *cobra.Command {

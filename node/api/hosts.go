@@ -23,6 +23,8 @@ type Hosts interface {
 	Rebalance(ctx context.Context, dryRun bool) (Rebalanced, error)
 	// MoveLeader is answered by the leader's host.
 	MoveLeader(ctx context.Context, shard, toHost uint64) error
+	// RebuildReplica begins to make a host's replica of a shard anew on that host.
+	RebuildReplica(ctx context.Context, shard, host uint64) error
 	// AcceptClock is answered by the host itself. It reads its clock and, unless it is a dry run, takes it up.
 	AcceptClock(ctx context.Context, host uint64, dryRun bool) (ClockState, error)
 	// ListEvents is answered by the host itself: at most limit of the newest after one, oldest first, and the newest that there is.
@@ -181,6 +183,17 @@ func (s fleetService) MoveLeader(ctx context.Context, req *connect.Request[tierq
 		})
 	}
 	return connect.NewResponse(&tierqv1.MoveLeaderResponse{}), nil
+}
+
+func (s fleetService) RebuildReplica(ctx context.Context, req *connect.Request[tierqv1.RebuildReplicaRequest]) (*connect.Response[tierqv1.RebuildReplicaResponse], error) {
+	m := req.Msg
+	if m.GetShard() == 0 || m.GetHost() == 0 {
+		return nil, code.New(code.InvalidArgument, "shard, host: name both")
+	}
+	if err := s.backend.RebuildReplica(ctx, m.GetShard(), m.GetHost()); err != nil {
+		return nil, err
+	}
+	return connect.NewResponse(&tierqv1.RebuildReplicaResponse{}), nil
 }
 
 func (s fleetService) AcceptClock(ctx context.Context, req *connect.Request[tierqv1.AcceptClockRequest]) (*connect.Response[tierqv1.AcceptClockResponse], error) {

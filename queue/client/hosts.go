@@ -46,6 +46,14 @@ func (c *Client) MoveLeader(ctx context.Context, shard, toHost uint64) error {
 	return err
 }
 
+// RebuildReplica begins to make a host's replica of a shard anew on that host.
+func (c *Client) RebuildReplica(ctx context.Context, shard, host uint64) error {
+	_, err := call(ctx, c, write(true), func(a *apis) method[tierqv1.RebuildReplicaRequest, tierqv1.RebuildReplicaResponse] {
+		return a.fleet.RebuildReplica
+	}, &tierqv1.RebuildReplicaRequest{Shard: shard, Host: host})
+	return err
+}
+
 // AcceptClock reads a full host's clock and, unless it is a dry run, makes that host take it up although it differs from the others'.
 func (c *Client) AcceptClock(ctx context.Context, host uint64, dryRun bool) (*tierqv1.AcceptClockResponse, error) {
 	accept := func(a *apis) method[tierqv1.AcceptClockRequest, tierqv1.AcceptClockResponse] {

@@ -35,6 +35,10 @@ func (v hostsView) MoveLeader(_ context.Context, r *connect.Request[tierqv1.Move
 	return answer[tierqv1.MoveLeaderRequest, tierqv1.MoveLeaderResponse](v.f, r)
 }
 
+func (v hostsView) RebuildReplica(_ context.Context, r *connect.Request[tierqv1.RebuildReplicaRequest]) (*connect.Response[tierqv1.RebuildReplicaResponse], error) {
+	return answer[tierqv1.RebuildReplicaRequest, tierqv1.RebuildReplicaResponse](v.f, r)
+}
+
 func (v hostsView) AcceptClock(_ context.Context, r *connect.Request[tierqv1.AcceptClockRequest]) (*connect.Response[tierqv1.AcceptClockResponse], error) {
 	return answer[tierqv1.AcceptClockRequest, tierqv1.AcceptClockResponse](v.f, r)
 }

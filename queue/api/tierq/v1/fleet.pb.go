@@ -266,9 +266,9 @@ type ReplicaMove struct {
 	FromHost  uint64 `protobuf:"varint,5,opt,name=from_host,json=fromHost,proto3" json:"from_host,omitempty"`
 	// 0: there is none that can take it; reason tells why.
 	ToHost uint64 `protobuf:"varint,6,opt,name=to_host,json=toHost,proto3" json:"to_host,omitempty"`
-	// What it waits for: add, catch-up, leave, remove, undo; or planned, blocked.
+	// What it waits for: add, catch-up, leave, remove, undo, and where the old one leaves first, yield, clear, wipe; or planned, blocked.
 	Step string `protobuf:"bytes,7,opt,name=step,proto3" json:"step,omitempty"`
-	// lost, draining, or balance.
+	// lost, damaged, rebuild, draining, or balance; of the catalog also silent, or voters.
 	Why           string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
 	Reason        string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -368,6 +368,95 @@ func (x *ReplicaMove) GetReason() string {
 	return ""
 }
 
+type RebuildReplicaRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 is the catalog.
+	Shard         uint64 `protobuf:"varint,1,opt,name=shard,proto3" json:"shard,omitempty"`
+	Host          uint64 `protobuf:"varint,2,opt,name=host,proto3" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebuildReplicaRequest) Reset() {
+	*x = RebuildReplicaRequest{}
+	mi := &file_tierq_v1_fleet_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebuildReplicaRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebuildReplicaRequest) ProtoMessage() {}
+
+func (x *RebuildReplicaRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_fleet_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebuildReplicaRequest.ProtoReflect.Descriptor instead.
+func (*RebuildReplicaRequest) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RebuildReplicaRequest) GetShard() uint64 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *RebuildReplicaRequest) GetHost() uint64 {
+	if x != nil {
+		return x.Host
+	}
+	return 0
+}
+
+type RebuildReplicaResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebuildReplicaResponse) Reset() {
+	*x = RebuildReplicaResponse{}
+	mi := &file_tierq_v1_fleet_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebuildReplicaResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebuildReplicaResponse) ProtoMessage() {}
+
+func (x *RebuildReplicaResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tierq_v1_fleet_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebuildReplicaResponse.ProtoReflect.Descriptor instead.
+func (*RebuildReplicaResponse) Descriptor() ([]byte, []int) {
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{5}
+}
+
 type CreateJoinTokenRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long it can be used; 0: an hour. At most 7 days.
@@ -378,7 +467,7 @@ type CreateJoinTokenRequest struct {
 
 func (x *CreateJoinTokenRequest) Reset() {
 	*x = CreateJoinTokenRequest{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[4]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -390,7 +479,7 @@ func (x *CreateJoinTokenRequest) String() string {
 func (*CreateJoinTokenRequest) ProtoMessage() {}
 
 func (x *CreateJoinTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[4]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -403,7 +492,7 @@ func (x *CreateJoinTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateJoinTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateJoinTokenRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{4}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateJoinTokenRequest) GetTtlMs() uint64 {
@@ -424,7 +513,7 @@ type CreateJoinTokenResponse struct {
 
 func (x *CreateJoinTokenResponse) Reset() {
 	*x = CreateJoinTokenResponse{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[5]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -436,7 +525,7 @@ func (x *CreateJoinTokenResponse) String() string {
 func (*CreateJoinTokenResponse) ProtoMessage() {}
 
 func (x *CreateJoinTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[5]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -449,7 +538,7 @@ func (x *CreateJoinTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateJoinTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateJoinTokenResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{5}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CreateJoinTokenResponse) GetToken() string {
@@ -477,7 +566,7 @@ type DrainHostRequest struct {
 
 func (x *DrainHostRequest) Reset() {
 	*x = DrainHostRequest{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[6]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -489,7 +578,7 @@ func (x *DrainHostRequest) String() string {
 func (*DrainHostRequest) ProtoMessage() {}
 
 func (x *DrainHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[6]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -502,7 +591,7 @@ func (x *DrainHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainHostRequest.ProtoReflect.Descriptor instead.
 func (*DrainHostRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{6}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DrainHostRequest) GetHost() uint64 {
@@ -527,7 +616,7 @@ type DrainHostResponse struct {
 
 func (x *DrainHostResponse) Reset() {
 	*x = DrainHostResponse{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[7]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -539,7 +628,7 @@ func (x *DrainHostResponse) String() string {
 func (*DrainHostResponse) ProtoMessage() {}
 
 func (x *DrainHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[7]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -552,7 +641,7 @@ func (x *DrainHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainHostResponse.ProtoReflect.Descriptor instead.
 func (*DrainHostResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{7}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{9}
 }
 
 type RemoveHostRequest struct {
@@ -566,7 +655,7 @@ type RemoveHostRequest struct {
 
 func (x *RemoveHostRequest) Reset() {
 	*x = RemoveHostRequest{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[8]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -578,7 +667,7 @@ func (x *RemoveHostRequest) String() string {
 func (*RemoveHostRequest) ProtoMessage() {}
 
 func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[8]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -591,7 +680,7 @@ func (x *RemoveHostRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostRequest.ProtoReflect.Descriptor instead.
 func (*RemoveHostRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{8}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RemoveHostRequest) GetHost() uint64 {
@@ -618,7 +707,7 @@ type RemoveHostResponse struct {
 
 func (x *RemoveHostResponse) Reset() {
 	*x = RemoveHostResponse{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[9]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -630,7 +719,7 @@ func (x *RemoveHostResponse) String() string {
 func (*RemoveHostResponse) ProtoMessage() {}
 
 func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[9]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -643,7 +732,7 @@ func (x *RemoveHostResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveHostResponse.ProtoReflect.Descriptor instead.
 func (*RemoveHostResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{9}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RemoveHostResponse) GetRemoved() bool {
@@ -662,7 +751,7 @@ type RebalanceRequest struct {
 
 func (x *RebalanceRequest) Reset() {
 	*x = RebalanceRequest{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[10]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -674,7 +763,7 @@ func (x *RebalanceRequest) String() string {
 func (*RebalanceRequest) ProtoMessage() {}
 
 func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[10]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -687,7 +776,7 @@ func (x *RebalanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceRequest.ProtoReflect.Descriptor instead.
 func (*RebalanceRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{10}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RebalanceRequest) GetDryRun() bool {
@@ -713,7 +802,7 @@ type RebalanceResponse struct {
 
 func (x *RebalanceResponse) Reset() {
 	*x = RebalanceResponse{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[11]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +814,7 @@ func (x *RebalanceResponse) String() string {
 func (*RebalanceResponse) ProtoMessage() {}
 
 func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[11]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +827,7 @@ func (x *RebalanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebalanceResponse.ProtoReflect.Descriptor instead.
 func (*RebalanceResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{11}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RebalanceResponse) GetMoves() []*ReplicaMove {
@@ -782,7 +871,7 @@ type LeaderMove struct {
 
 func (x *LeaderMove) Reset() {
 	*x = LeaderMove{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[12]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -794,7 +883,7 @@ func (x *LeaderMove) String() string {
 func (*LeaderMove) ProtoMessage() {}
 
 func (x *LeaderMove) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[12]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -807,7 +896,7 @@ func (x *LeaderMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMove.ProtoReflect.Descriptor instead.
 func (*LeaderMove) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{12}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LeaderMove) GetShard() uint64 {
@@ -855,7 +944,7 @@ type MoveLeaderRequest struct {
 
 func (x *MoveLeaderRequest) Reset() {
 	*x = MoveLeaderRequest{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[13]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +956,7 @@ func (x *MoveLeaderRequest) String() string {
 func (*MoveLeaderRequest) ProtoMessage() {}
 
 func (x *MoveLeaderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[13]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +969,7 @@ func (x *MoveLeaderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveLeaderRequest.ProtoReflect.Descriptor instead.
 func (*MoveLeaderRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{13}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MoveLeaderRequest) GetShard() uint64 {
@@ -905,7 +994,7 @@ type MoveLeaderResponse struct {
 
 func (x *MoveLeaderResponse) Reset() {
 	*x = MoveLeaderResponse{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[14]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1006,7 @@ func (x *MoveLeaderResponse) String() string {
 func (*MoveLeaderResponse) ProtoMessage() {}
 
 func (x *MoveLeaderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[14]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1019,7 @@ func (x *MoveLeaderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveLeaderResponse.ProtoReflect.Descriptor instead.
 func (*MoveLeaderResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{14}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{16}
 }
 
 type AcceptClockRequest struct {
@@ -943,7 +1032,7 @@ type AcceptClockRequest struct {
 
 func (x *AcceptClockRequest) Reset() {
 	*x = AcceptClockRequest{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[15]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1044,7 @@ func (x *AcceptClockRequest) String() string {
 func (*AcceptClockRequest) ProtoMessage() {}
 
 func (x *AcceptClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[15]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1057,7 @@ func (x *AcceptClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptClockRequest.ProtoReflect.Descriptor instead.
 func (*AcceptClockRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{15}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AcceptClockRequest) GetHost() uint64 {
@@ -1003,7 +1092,7 @@ type AcceptClockResponse struct {
 
 func (x *AcceptClockResponse) Reset() {
 	*x = AcceptClockResponse{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[16]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1104,7 @@ func (x *AcceptClockResponse) String() string {
 func (*AcceptClockResponse) ProtoMessage() {}
 
 func (x *AcceptClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[16]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1117,7 @@ func (x *AcceptClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptClockResponse.ProtoReflect.Descriptor instead.
 func (*AcceptClockResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{16}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *AcceptClockResponse) GetHost() uint64 {
@@ -1096,7 +1185,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[17]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1197,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[17]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1210,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{17}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListEventsRequest) GetHost() uint64 {
@@ -1179,7 +1268,7 @@ type FleetEvent struct {
 
 func (x *FleetEvent) Reset() {
 	*x = FleetEvent{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[18]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1191,7 +1280,7 @@ func (x *FleetEvent) String() string {
 func (*FleetEvent) ProtoMessage() {}
 
 func (x *FleetEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[18]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1204,7 +1293,7 @@ func (x *FleetEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEvent.ProtoReflect.Descriptor instead.
 func (*FleetEvent) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{18}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FleetEvent) GetSeq() uint64 {
@@ -1283,7 +1372,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_tierq_v1_fleet_proto_msgTypes[19]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1295,7 +1384,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tierq_v1_fleet_proto_msgTypes[19]
+	mi := &file_tierq_v1_fleet_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1308,7 +1397,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{19}
+	return file_tierq_v1_fleet_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListEventsResponse) GetHost() uint64 {
@@ -1366,7 +1455,11 @@ const file_tierq_v1_fleet_proto_rawDesc = "" +
 	"\ato_host\x18\x06 \x01(\x04R\x06toHost\x12\x12\n" +
 	"\x04step\x18\a \x01(\tR\x04step\x12\x10\n" +
 	"\x03why\x18\b \x01(\tR\x03why\x12\x16\n" +
-	"\x06reason\x18\t \x01(\tR\x06reason\"/\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\"A\n" +
+	"\x15RebuildReplicaRequest\x12\x14\n" +
+	"\x05shard\x18\x01 \x01(\x04R\x05shard\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\x04R\x04host\"\x18\n" +
+	"\x16RebuildReplicaResponse\"/\n" +
 	"\x16CreateJoinTokenRequest\x12\x15\n" +
 	"\x06ttl_ms\x18\x01 \x01(\x04R\x05ttlMs\"N\n" +
 	"\x17CreateJoinTokenResponse\x12\x14\n" +
@@ -1436,7 +1529,7 @@ const file_tierq_v1_fleet_proto_rawDesc = "" +
 	"\x12ListEventsResponse\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\x04R\x04host\x12,\n" +
 	"\x06events\x18\x02 \x03(\v2\x14.tierq.v1.FleetEventR\x06events\x12\x16\n" +
-	"\x06newest\x18\x03 \x01(\x04R\x06newest2\xdf\x04\n" +
+	"\x06newest\x18\x03 \x01(\x04R\x06newest2\xb4\x05\n" +
 	"\fFleetService\x12D\n" +
 	"\tListHosts\x12\x1a.tierq.v1.ListHostsRequest\x1a\x1b.tierq.v1.ListHostsResponse\x12V\n" +
 	"\x0fCreateJoinToken\x12 .tierq.v1.CreateJoinTokenRequest\x1a!.tierq.v1.CreateJoinTokenResponse\x12D\n" +
@@ -1445,7 +1538,8 @@ const file_tierq_v1_fleet_proto_rawDesc = "" +
 	"RemoveHost\x12\x1b.tierq.v1.RemoveHostRequest\x1a\x1c.tierq.v1.RemoveHostResponse\x12D\n" +
 	"\tRebalance\x12\x1a.tierq.v1.RebalanceRequest\x1a\x1b.tierq.v1.RebalanceResponse\x12G\n" +
 	"\n" +
-	"MoveLeader\x12\x1b.tierq.v1.MoveLeaderRequest\x1a\x1c.tierq.v1.MoveLeaderResponse\x12J\n" +
+	"MoveLeader\x12\x1b.tierq.v1.MoveLeaderRequest\x1a\x1c.tierq.v1.MoveLeaderResponse\x12S\n" +
+	"\x0eRebuildReplica\x12\x1f.tierq.v1.RebuildReplicaRequest\x1a .tierq.v1.RebuildReplicaResponse\x12J\n" +
 	"\vAcceptClock\x12\x1c.tierq.v1.AcceptClockRequest\x1a\x1d.tierq.v1.AcceptClockResponse\x12G\n" +
 	"\n" +
 	"ListEvents\x12\x1b.tierq.v1.ListEventsRequest\x1a\x1c.tierq.v1.ListEventsResponseB3Z1github.com/tierq/tierq/queue/api/tierq/v1;tierqv1b\x06proto3"
@@ -1462,55 +1556,59 @@ func file_tierq_v1_fleet_proto_rawDescGZIP() []byte {
 	return file_tierq_v1_fleet_proto_rawDescData
 }
 
-var file_tierq_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_tierq_v1_fleet_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_tierq_v1_fleet_proto_goTypes = []any{
 	(*ListHostsRequest)(nil),        // 0: tierq.v1.ListHostsRequest
 	(*ListHostsResponse)(nil),       // 1: tierq.v1.ListHostsResponse
 	(*FleetHost)(nil),               // 2: tierq.v1.FleetHost
 	(*ReplicaMove)(nil),             // 3: tierq.v1.ReplicaMove
-	(*CreateJoinTokenRequest)(nil),  // 4: tierq.v1.CreateJoinTokenRequest
-	(*CreateJoinTokenResponse)(nil), // 5: tierq.v1.CreateJoinTokenResponse
-	(*DrainHostRequest)(nil),        // 6: tierq.v1.DrainHostRequest
-	(*DrainHostResponse)(nil),       // 7: tierq.v1.DrainHostResponse
-	(*RemoveHostRequest)(nil),       // 8: tierq.v1.RemoveHostRequest
-	(*RemoveHostResponse)(nil),      // 9: tierq.v1.RemoveHostResponse
-	(*RebalanceRequest)(nil),        // 10: tierq.v1.RebalanceRequest
-	(*RebalanceResponse)(nil),       // 11: tierq.v1.RebalanceResponse
-	(*LeaderMove)(nil),              // 12: tierq.v1.LeaderMove
-	(*MoveLeaderRequest)(nil),       // 13: tierq.v1.MoveLeaderRequest
-	(*MoveLeaderResponse)(nil),      // 14: tierq.v1.MoveLeaderResponse
-	(*AcceptClockRequest)(nil),      // 15: tierq.v1.AcceptClockRequest
-	(*AcceptClockResponse)(nil),     // 16: tierq.v1.AcceptClockResponse
-	(*ListEventsRequest)(nil),       // 17: tierq.v1.ListEventsRequest
-	(*FleetEvent)(nil),              // 18: tierq.v1.FleetEvent
-	(*ListEventsResponse)(nil),      // 19: tierq.v1.ListEventsResponse
-	nil,                             // 20: tierq.v1.FleetEvent.DetailsEntry
+	(*RebuildReplicaRequest)(nil),   // 4: tierq.v1.RebuildReplicaRequest
+	(*RebuildReplicaResponse)(nil),  // 5: tierq.v1.RebuildReplicaResponse
+	(*CreateJoinTokenRequest)(nil),  // 6: tierq.v1.CreateJoinTokenRequest
+	(*CreateJoinTokenResponse)(nil), // 7: tierq.v1.CreateJoinTokenResponse
+	(*DrainHostRequest)(nil),        // 8: tierq.v1.DrainHostRequest
+	(*DrainHostResponse)(nil),       // 9: tierq.v1.DrainHostResponse
+	(*RemoveHostRequest)(nil),       // 10: tierq.v1.RemoveHostRequest
+	(*RemoveHostResponse)(nil),      // 11: tierq.v1.RemoveHostResponse
+	(*RebalanceRequest)(nil),        // 12: tierq.v1.RebalanceRequest
+	(*RebalanceResponse)(nil),       // 13: tierq.v1.RebalanceResponse
+	(*LeaderMove)(nil),              // 14: tierq.v1.LeaderMove
+	(*MoveLeaderRequest)(nil),       // 15: tierq.v1.MoveLeaderRequest
+	(*MoveLeaderResponse)(nil),      // 16: tierq.v1.MoveLeaderResponse
+	(*AcceptClockRequest)(nil),      // 17: tierq.v1.AcceptClockRequest
+	(*AcceptClockResponse)(nil),     // 18: tierq.v1.AcceptClockResponse
+	(*ListEventsRequest)(nil),       // 19: tierq.v1.ListEventsRequest
+	(*FleetEvent)(nil),              // 20: tierq.v1.FleetEvent
+	(*ListEventsResponse)(nil),      // 21: tierq.v1.ListEventsResponse
+	nil,                             // 22: tierq.v1.FleetEvent.DetailsEntry
 }
 var file_tierq_v1_fleet_proto_depIdxs = []int32{
 	2,  // 0: tierq.v1.ListHostsResponse.hosts:type_name -> tierq.v1.FleetHost
 	3,  // 1: tierq.v1.ListHostsResponse.moves:type_name -> tierq.v1.ReplicaMove
 	3,  // 2: tierq.v1.RebalanceResponse.moves:type_name -> tierq.v1.ReplicaMove
-	12, // 3: tierq.v1.RebalanceResponse.leaders:type_name -> tierq.v1.LeaderMove
-	20, // 4: tierq.v1.FleetEvent.details:type_name -> tierq.v1.FleetEvent.DetailsEntry
-	18, // 5: tierq.v1.ListEventsResponse.events:type_name -> tierq.v1.FleetEvent
+	14, // 3: tierq.v1.RebalanceResponse.leaders:type_name -> tierq.v1.LeaderMove
+	22, // 4: tierq.v1.FleetEvent.details:type_name -> tierq.v1.FleetEvent.DetailsEntry
+	20, // 5: tierq.v1.ListEventsResponse.events:type_name -> tierq.v1.FleetEvent
 	0,  // 6: tierq.v1.FleetService.ListHosts:input_type -> tierq.v1.ListHostsRequest
-	4,  // 7: tierq.v1.FleetService.CreateJoinToken:input_type -> tierq.v1.CreateJoinTokenRequest
-	6,  // 8: tierq.v1.FleetService.DrainHost:input_type -> tierq.v1.DrainHostRequest
-	8,  // 9: tierq.v1.FleetService.RemoveHost:input_type -> tierq.v1.RemoveHostRequest
-	10, // 10: tierq.v1.FleetService.Rebalance:input_type -> tierq.v1.RebalanceRequest
-	13, // 11: tierq.v1.FleetService.MoveLeader:input_type -> tierq.v1.MoveLeaderRequest
-	15, // 12: tierq.v1.FleetService.AcceptClock:input_type -> tierq.v1.AcceptClockRequest
-	17, // 13: tierq.v1.FleetService.ListEvents:input_type -> tierq.v1.ListEventsRequest
-	1,  // 14: tierq.v1.FleetService.ListHosts:output_type -> tierq.v1.ListHostsResponse
-	5,  // 15: tierq.v1.FleetService.CreateJoinToken:output_type -> tierq.v1.CreateJoinTokenResponse
-	7,  // 16: tierq.v1.FleetService.DrainHost:output_type -> tierq.v1.DrainHostResponse
-	9,  // 17: tierq.v1.FleetService.RemoveHost:output_type -> tierq.v1.RemoveHostResponse
-	11, // 18: tierq.v1.FleetService.Rebalance:output_type -> tierq.v1.RebalanceResponse
-	14, // 19: tierq.v1.FleetService.MoveLeader:output_type -> tierq.v1.MoveLeaderResponse
-	16, // 20: tierq.v1.FleetService.AcceptClock:output_type -> tierq.v1.AcceptClockResponse
-	19, // 21: tierq.v1.FleetService.ListEvents:output_type -> tierq.v1.ListEventsResponse
-	14, // [14:22] is the sub-list for method output_type
-	6,  // [6:14] is the sub-list for method input_type
+	6,  // 7: tierq.v1.FleetService.CreateJoinToken:input_type -> tierq.v1.CreateJoinTokenRequest
+	8,  // 8: tierq.v1.FleetService.DrainHost:input_type -> tierq.v1.DrainHostRequest
+	10, // 9: tierq.v1.FleetService.RemoveHost:input_type -> tierq.v1.RemoveHostRequest
+	12, // 10: tierq.v1.FleetService.Rebalance:input_type -> tierq.v1.RebalanceRequest
+	15, // 11: tierq.v1.FleetService.MoveLeader:input_type -> tierq.v1.MoveLeaderRequest
+	4,  // 12: tierq.v1.FleetService.RebuildReplica:input_type -> tierq.v1.RebuildReplicaRequest
+	17, // 13: tierq.v1.FleetService.AcceptClock:input_type -> tierq.v1.AcceptClockRequest
+	19, // 14: tierq.v1.FleetService.ListEvents:input_type -> tierq.v1.ListEventsRequest
+	1,  // 15: tierq.v1.FleetService.ListHosts:output_type -> tierq.v1.ListHostsResponse
+	7,  // 16: tierq.v1.FleetService.CreateJoinToken:output_type -> tierq.v1.CreateJoinTokenResponse
+	9,  // 17: tierq.v1.FleetService.DrainHost:output_type -> tierq.v1.DrainHostResponse
+	11, // 18: tierq.v1.FleetService.RemoveHost:output_type -> tierq.v1.RemoveHostResponse
+	13, // 19: tierq.v1.FleetService.Rebalance:output_type -> tierq.v1.RebalanceResponse
+	16, // 20: tierq.v1.FleetService.MoveLeader:output_type -> tierq.v1.MoveLeaderResponse
+	5,  // 21: tierq.v1.FleetService.RebuildReplica:output_type -> tierq.v1.RebuildReplicaResponse
+	18, // 22: tierq.v1.FleetService.AcceptClock:output_type -> tierq.v1.AcceptClockResponse
+	21, // 23: tierq.v1.FleetService.ListEvents:output_type -> tierq.v1.ListEventsResponse
+	15, // [15:24] is the sub-list for method output_type
+	6,  // [6:15] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -1527,7 +1625,7 @@ func file_tierq_v1_fleet_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tierq_v1_fleet_proto_rawDesc), len(file_tierq_v1_fleet_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -46,6 +46,9 @@ const (
 	FleetServiceRebalanceProcedure = "/tierq.v1.FleetService/Rebalance"
 	// FleetServiceMoveLeaderProcedure is the fully-qualified name of the FleetService's MoveLeader RPC.
 	FleetServiceMoveLeaderProcedure = "/tierq.v1.FleetService/MoveLeader"
+	// FleetServiceRebuildReplicaProcedure is the fully-qualified name of the FleetService's
+	// RebuildReplica RPC.
+	FleetServiceRebuildReplicaProcedure = "/tierq.v1.FleetService/RebuildReplica"
 	// FleetServiceAcceptClockProcedure is the fully-qualified name of the FleetService's AcceptClock
 	// RPC.
 	FleetServiceAcceptClockProcedure = "/tierq.v1.FleetService/AcceptClock"
@@ -67,6 +70,9 @@ type FleetServiceClient interface {
 	Rebalance(context.Context, *connect.Request[v1.RebalanceRequest]) (*connect.Response[v1.RebalanceResponse], error)
 	// MoveLeader hands the leadership of a partition to a host that has a full replica of it.
 	MoveLeader(context.Context, *connect.Request[v1.MoveLeaderRequest]) (*connect.Response[v1.MoveLeaderResponse], error)
+	// RebuildReplica begins to make a host's replica of a shard anew on that host: it leaves the shard, its data are removed, and a new one
+	// comes. It is refused with REPLICA_NEEDED if the others could not go on meanwhile. ListHosts tells how far it is.
+	RebuildReplica(context.Context, *connect.Request[v1.RebuildReplicaRequest]) (*connect.Response[v1.RebuildReplicaResponse], error)
 	// AcceptClock reads the clock of a full host and, unless it is a dry run, makes the host take it up although it differs from the others'.
 	AcceptClock(context.Context, *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error)
 	// ListEvents tells what has happened on a full host lately: elections, levels of the quorum, moves, a full disk. A host keeps its newest 2,000,
@@ -121,6 +127,12 @@ func NewFleetServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(fleetServiceMethods.ByName("MoveLeader")),
 			connect.WithClientOptions(opts...),
 		),
+		rebuildReplica: connect.NewClient[v1.RebuildReplicaRequest, v1.RebuildReplicaResponse](
+			httpClient,
+			baseURL+FleetServiceRebuildReplicaProcedure,
+			connect.WithSchema(fleetServiceMethods.ByName("RebuildReplica")),
+			connect.WithClientOptions(opts...),
+		),
 		acceptClock: connect.NewClient[v1.AcceptClockRequest, v1.AcceptClockResponse](
 			httpClient,
 			baseURL+FleetServiceAcceptClockProcedure,
@@ -144,6 +156,7 @@ type fleetServiceClient struct {
 	removeHost      *connect.Client[v1.RemoveHostRequest, v1.RemoveHostResponse]
 	rebalance       *connect.Client[v1.RebalanceRequest, v1.RebalanceResponse]
 	moveLeader      *connect.Client[v1.MoveLeaderRequest, v1.MoveLeaderResponse]
+	rebuildReplica  *connect.Client[v1.RebuildReplicaRequest, v1.RebuildReplicaResponse]
 	acceptClock     *connect.Client[v1.AcceptClockRequest, v1.AcceptClockResponse]
 	listEvents      *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
 }
@@ -178,6 +191,11 @@ func (c *fleetServiceClient) MoveLeader(ctx context.Context, req *connect.Reques
 	return c.moveLeader.CallUnary(ctx, req)
 }
 
+// RebuildReplica calls tierq.v1.FleetService.RebuildReplica.
+func (c *fleetServiceClient) RebuildReplica(ctx context.Context, req *connect.Request[v1.RebuildReplicaRequest]) (*connect.Response[v1.RebuildReplicaResponse], error) {
+	return c.rebuildReplica.CallUnary(ctx, req)
+}
+
 // AcceptClock calls tierq.v1.FleetService.AcceptClock.
 func (c *fleetServiceClient) AcceptClock(ctx context.Context, req *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error) {
 	return c.acceptClock.CallUnary(ctx, req)
@@ -202,6 +220,9 @@ type FleetServiceHandler interface {
 	Rebalance(context.Context, *connect.Request[v1.RebalanceRequest]) (*connect.Response[v1.RebalanceResponse], error)
 	// MoveLeader hands the leadership of a partition to a host that has a full replica of it.
 	MoveLeader(context.Context, *connect.Request[v1.MoveLeaderRequest]) (*connect.Response[v1.MoveLeaderResponse], error)
+	// RebuildReplica begins to make a host's replica of a shard anew on that host: it leaves the shard, its data are removed, and a new one
+	// comes. It is refused with REPLICA_NEEDED if the others could not go on meanwhile. ListHosts tells how far it is.
+	RebuildReplica(context.Context, *connect.Request[v1.RebuildReplicaRequest]) (*connect.Response[v1.RebuildReplicaResponse], error)
 	// AcceptClock reads the clock of a full host and, unless it is a dry run, makes the host take it up although it differs from the others'.
 	AcceptClock(context.Context, *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error)
 	// ListEvents tells what has happened on a full host lately: elections, levels of the quorum, moves, a full disk. A host keeps its newest 2,000,
@@ -252,6 +273,12 @@ func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(fleetServiceMethods.ByName("MoveLeader")),
 		connect.WithHandlerOptions(opts...),
 	)
+	fleetServiceRebuildReplicaHandler := connect.NewUnaryHandler(
+		FleetServiceRebuildReplicaProcedure,
+		svc.RebuildReplica,
+		connect.WithSchema(fleetServiceMethods.ByName("RebuildReplica")),
+		connect.WithHandlerOptions(opts...),
+	)
 	fleetServiceAcceptClockHandler := connect.NewUnaryHandler(
 		FleetServiceAcceptClockProcedure,
 		svc.AcceptClock,
@@ -278,6 +305,8 @@ func NewFleetServiceHandler(svc FleetServiceHandler, opts ...connect.HandlerOpti
 			fleetServiceRebalanceHandler.ServeHTTP(w, r)
 		case FleetServiceMoveLeaderProcedure:
 			fleetServiceMoveLeaderHandler.ServeHTTP(w, r)
+		case FleetServiceRebuildReplicaProcedure:
+			fleetServiceRebuildReplicaHandler.ServeHTTP(w, r)
 		case FleetServiceAcceptClockProcedure:
 			fleetServiceAcceptClockHandler.ServeHTTP(w, r)
 		case FleetServiceListEventsProcedure:
@@ -313,6 +342,10 @@ func (UnimplementedFleetServiceHandler) Rebalance(context.Context, *connect.Requ
 
 func (UnimplementedFleetServiceHandler) MoveLeader(context.Context, *connect.Request[v1.MoveLeaderRequest]) (*connect.Response[v1.MoveLeaderResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.FleetService.MoveLeader is not implemented"))
+}
+
+func (UnimplementedFleetServiceHandler) RebuildReplica(context.Context, *connect.Request[v1.RebuildReplicaRequest]) (*connect.Response[v1.RebuildReplicaResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.v1.FleetService.RebuildReplica is not implemented"))
 }
 
 func (UnimplementedFleetServiceHandler) AcceptClock(context.Context, *connect.Request[v1.AcceptClockRequest]) (*connect.Response[v1.AcceptClockResponse], error) {
