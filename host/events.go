@@ -101,7 +101,7 @@ func (e *systemEvents) ConnectionFailed(info raftio.ConnectionInfo) {
 
 func (e *systemEvents) SnapshotReceived(info raftio.SnapshotInfo) {
 	if v, ok := e.h.replicas.Load(info.ShardID); ok {
-		v.(*running).received.Store(info.Index)
+		v.(*running).noteReceived(info.Index)
 	}
 	e.h.log.Info("snapshot received", event.Is("snapshot-received"), zap.Uint64("shard", info.ShardID), zap.Uint64("from", info.From), zap.Uint64("index", info.Index))
 }

@@ -107,12 +107,22 @@ func (h *RaftHost) mark(m *raftpb.Message) {
 // marksFor says whether a leader learns by marks what this replica has on disk.
 func (r *running) marksFor(leader queue.ReplicaID) bool { return r.marked.Load() == uint64(leader) }
 
+// noteReceived takes it that something of a whole state has come. The engine tells of one that came whole when the next one may be on its way.
+func (r *running) noteReceived(index uint64) {
+	for {
+		was := r.received.Load()
+		if index <= was || r.received.CompareAndSwap(was, index) {
+			return
+		}
+	}
+}
+
 // noteInstalls notes that a whole state comes before the engine has any of it.
 func (h *RaftHost) noteInstalls(next raftio.ChunkHandler) raftio.ChunkHandler {
 	return func(chunk raftpb.Chunk) bool {
 		if v, ok := h.replicas.Load(chunk.ShardID); ok {
 			if run := v.(*running); uint64(run.id) == chunk.ReplicaID {
-				run.received.Store(max(run.received.Load(), chunk.Index))
+				run.noteReceived(chunk.Index)
 			}
 		}
 		return next(chunk)

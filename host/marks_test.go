@@ -4,8 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lni/dragonboat/v4/raftio"
 	"github.com/lni/dragonboat/v4/raftpb"
 	"github.com/stretchr/testify/require"
+	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/host/catalog"
 	"github.com/tierq/tierq/host/peer"
@@ -79,6 +81,21 @@ func TestMarks(t *testing.T) {
 	leader.copies.ended(2)
 	deliver(t, follower, leader, answer(52))
 	require.False(t, has(51), "with the stream's end nothing counts any more")
+}
+
+// A state that came whole and is told of late takes nothing back from the next one, which is on its way: the log does not count until
+// that is installed.
+func TestMarksWhileTheNextStateComes(t *testing.T) {
+	h, run := markedHost(t, 2)
+	h.log = zap.NewNop()
+	run.lastIndex, run.lastTerm = 200, 3
+	take := h.noteInstalls(func(raftpb.Chunk) bool { return true })
+	require.True(t, take(raftpb.Chunk{ShardID: run.shard, ReplicaID: 2, Index: 200}))
+	(&systemEvents{h: h}).SnapshotReceived(raftio.SnapshotInfo{ShardID: run.shard, ReplicaID: 2, Index: 100})
+	run.applied.Store(100)
+	require.Equal(t, peer.CopyReport{Shard: run.shard, Replica: 2, Applied: 100}, run.copyReport())
+	run.applied.Store(200)
+	require.EqualValues(t, 200, run.copyReport().Durable)
 }
 
 // TestMarksOfOlderVersions: a leader that sends no marks is told in time by reports.
