@@ -106,11 +106,9 @@ func checkText(what string, texts ...string) *code.Error {
 	return nil
 }
 
-func (m *Message) wire() *tierqv1.OutMessage {
-	return &tierqv1.OutMessage{
-		Body: m.Body, Headers: wireHeaders(m.Headers), Key: m.Key, DedupId: m.DedupID,
-		DelayMs: wireMillis(m.Delay), TtlMs: wireMillis(m.TTL),
-	}
+func (m *Message) wire(out *tierqv1.OutMessage) {
+	out.Body, out.Headers, out.Key, out.DedupId = m.Body, wireHeaders(m.Headers), m.Key, m.DedupID
+	out.DelayMs, out.TtlMs = wireMillis(m.Delay), wireMillis(m.TTL)
 }
 
 // wireMillis rounds up, so that a delay is never shorter than asked.

@@ -301,6 +301,18 @@ func (l *placer) abandon(p *publish, e *code.Error) bool {
 
 // placeLocked gives p's messages to the streams of their partitions, n in all, or fails p whole. n may be 0 if p names its own.
 func (l *placer) placeLocked(p *publish, msgs []Message, n uint32) {
+	defer clear(p.msg[:]) // whoever keeps the future does not keep the body
+	if sole, ok := p.sole(n); ok {
+		s := l.c.streamOf(streamKey{l.queue, sole})
+		if s == nil {
+			p.failAll(errClosed())
+			return
+		}
+		p.into[0] = s
+		p.streams = p.into[:]
+		s.add(p, msgs, nil)
+		return
+	}
 	to, e := l.chooseLocked(p, msgs, n)
 	var streams []*stream
 	if e == nil {
@@ -314,6 +326,14 @@ func (l *placer) placeLocked(p *publish, msgs []Message, n uint32) {
 	for i, s := range streams {
 		s.add(p, msgs, to[i].places)
 	}
+}
+
+// sole is the partition that all of a publish goes to whatever is in it.
+func (p *publish) sole(n uint32) (uint32, bool) {
+	if p.opts.Partition != nil {
+		return *p.opts.Partition, true
+	}
+	return 0, n == 1
 }
 
 // share is what one partition gets of a publish: the places of its messages, in order; nil for all.
@@ -332,14 +352,9 @@ func (l *placer) streamsOf(to []share) ([]*stream, *code.Error) {
 	return out, nil
 }
 
-// chooseLocked splits a publish.
+// chooseLocked splits a publish that has no sole partition.
 func (l *placer) chooseLocked(p *publish, msgs []Message, n uint32) ([]share, *code.Error) {
-	switch {
-	case p.opts.Partition != nil:
-		return []share{{partition: *p.opts.Partition}}, nil
-	case n == 1:
-		return []share{{}}, nil
-	case p.opts.ExpectedLastAddress != nil:
+	if p.opts.ExpectedLastAddress != nil {
 		return nil, code.New(code.InvalidArgument, "the expected last address is of one partition, queue %q has %d: name it in PublishOptions.Partition", l.queue, n)
 	}
 	var out []share

@@ -37,7 +37,7 @@ func (c *Client) PublishWith(ctx context.Context, queue string, o PublishOptions
 	if len(msgs) == 0 {
 		return nil, code.New(code.BatchEmpty, "")
 	}
-	p := c.newPublish(ctx, o, msgs)
+	p := c.newPublish(ctx, o, len(msgs))
 	if e := c.enqueue(ctx, queue, p, msgs); e != nil {
 		return p.refuseAll(e), e
 	}
@@ -70,12 +70,13 @@ func (f *Future) Wait(ctx context.Context) (Published, error) {
 // PublishAsync buffers msg for queue and returns at once, or when there is room in the buffer; ctx bounds that wait only.
 // The publish is tried for PublishTimeout. Whatever goes wrong is in the future.
 func (c *Client) PublishAsync(ctx context.Context, queue string, msg Message) *Future {
-	msgs := []Message{msg}
-	p := c.newPublish(context.Background(), PublishOptions{}, msgs)
-	if e := c.enqueue(ctx, queue, p, msgs); e != nil {
+	p := c.newPublish(context.Background(), PublishOptions{}, 1)
+	p.msg[0] = msg
+	p.future.p = p
+	if e := c.enqueue(ctx, queue, p, p.msg[:]); e != nil {
 		p.refuseAll(e)
 	}
-	return &Future{p}
+	return &p.future
 }
 
 // Flush waits until every publish that began before it is answered, or ctx ends.
@@ -113,6 +114,11 @@ type publish struct {
 	placer   *placer
 	streams  []*stream // guarded by the placer's mu; nil until it is placed
 
+	// What one asynchronous message, or one partition, needs.
+	future Future
+	msg    [1]Message // until it is placed
+	into   [1]*stream
+
 	abandoned atomic.Bool
 	done      chan struct{} // closed when left is 0, after which results do not change
 
@@ -122,18 +128,13 @@ type publish struct {
 	left    int
 }
 
-func (c *Client) newPublish(ctx context.Context, o PublishOptions, msgs []Message) *publish {
-	p := &publish{c: c, opts: o, left: len(msgs), done: make(chan struct{})}
-	if len(msgs) == 1 {
+func (c *Client) newPublish(ctx context.Context, o PublishOptions, messages int) *publish {
+	p := &publish{c: c, opts: o, left: messages, done: make(chan struct{})}
+	if messages == 1 {
 		p.results = p.one[:]
 	} else {
-		p.results = make([]Published, len(msgs))
+		p.results = make([]Published, messages)
 	}
-	var bytes int64
-	for i := range msgs {
-		bytes += int64(msgs[i].size())
-	}
-	p.messages, p.bytes = c.buffer.clamp(len(msgs), bytes)
 	if d, ok := ctx.Deadline(); ok {
 		p.deadline = d
 	} else {
@@ -156,11 +157,14 @@ func (c *Client) enqueue(ctx context.Context, queue string, p *publish, msgs []M
 	if p.exclusive() && len(msgs) > c.opts.MaxBatchMessages {
 		return code.New(code.BatchTooLarge, "an atomic publish has %d messages: at most %d travel in one request", len(msgs), c.opts.MaxBatchMessages)
 	}
+	var bytes int64
 	for i := range msgs {
 		if e := msgs[i].check(); e != nil {
 			return e
 		}
+		bytes += int64(msgs[i].size())
 	}
+	p.messages, p.bytes = c.buffer.clamp(len(msgs), bytes)
 	l := c.placerOf(queue)
 	if l == nil {
 		return errClosed()
@@ -300,7 +304,7 @@ func codeOf(err error) *code.Error {
 type item struct {
 	p    *publish
 	i    int // its place in p
-	msg  *tierqv1.OutMessage
+	msg  tierqv1.OutMessage
 	size int
 	seq  uint64 // 0 until it is first sent
 	// maybe: a request that carried it under seq has an unknown outcome.

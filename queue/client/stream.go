@@ -150,8 +150,10 @@ func (s *stream) add(p *publish, msgs []Message, places []int) {
 		if places != nil {
 			i = places[j]
 		}
-		items[j] = item{p: p, i: i, msg: msgs[i].wire(), size: msgs[i].size()}
-		s.pending = append(s.pending, &items[j])
+		it := &items[j]
+		it.p, it.i, it.size = p, i, msgs[i].size()
+		msgs[i].wire(&it.msg)
+		s.pending = append(s.pending, it)
 	}
 	if s.closed {
 		s.failLocked(s.pending, errClosed())
@@ -392,7 +394,8 @@ func (s *stream) request(b *batch) (*tierqv1.PublishRequest, []*item) {
 		Queue: s.key.queue, Partition: proto.Uint32(s.key.partition), ProducerId: s.c.opts.ProducerID, ProducerEpoch: s.epoch,
 		Low: s.lowLocked(), Contiguous: s.inLine, Atomic: first.opts.Atomic, ExpectedLastAddress: first.opts.ExpectedLastAddress,
 	}
-	var sent []*item
+	req.Messages = make([]*tierqv1.OutMessage, 0, len(b.items))
+	sent := make([]*item, 0, len(b.items))
 	for _, it := range b.items {
 		if it.done {
 			continue
@@ -404,7 +407,7 @@ func (s *stream) request(b *batch) (*tierqv1.PublishRequest, []*item) {
 			b.next = it.seq == s.stored+1
 		}
 		it.msg.Seq = it.seq
-		req.Messages = append(req.Messages, it.msg)
+		req.Messages = append(req.Messages, &it.msg)
 		sent = append(sent, it)
 	}
 	return req, sent
