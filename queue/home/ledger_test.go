@@ -33,6 +33,7 @@ type ledgerWorld struct {
 	calls   []*pending
 	redrove map[string]bool                   // keys that have had a redriven message: their order is free
 	unseen  map[queue.LeaseName]time.Duration // leases that no handler has seen: their deadlines
+	moving  map[queue.LeaseName]bool          // leases that an extend, when it is applied, may end earlier
 }
 
 // worldState is a shard's state that applies commands.
@@ -54,7 +55,7 @@ const worldGroup = queue.GroupID(1)
 
 func newLedgerWorld(t *rapid.T, open func(queue.QueueOptions) worldState) *ledgerWorld {
 	w := &ledgerWorld{t: t, holder: map[queue.Address]*Delivery{}, acked: map[queue.Address]bool{}, redrove: map[string]bool{},
-		unseen: map[queue.LeaseName]time.Duration{}}
+		unseen: map[queue.LeaseName]time.Duration{}, moving: map[queue.LeaseName]bool{}}
 	o := queue.QueueOptions{}
 	if rapid.Bool().Draw(t, "keyed") {
 		o.Ordering = queue.OrderKey
@@ -323,6 +324,7 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 				c := w.led.extend(r, d, by, w.now, w.stamp())
 				if c == 0 {
 					delete(w.unseen, r.Lease)
+					w.moving[r.Lease] = true
 				}
 				return c
 			})
@@ -332,6 +334,9 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 				c := w.led.unsee(r, w.now)
 				if c == code.OK {
 					w.unseen[r.Lease] = w.led.tracked[r.Address].deadline
+				}
+				if c == code.OK && w.moving[r.Lease] {
+					w.unseen[r.Lease] = w.now
 				}
 				return c
 			})
