@@ -12,7 +12,7 @@ const maxRewriteBytes = 1 << 20
 //
 //	update   not dead           attempts, not-before and reason as given; drops the recorded lease
 //	dead     not dead           a dead letter, parked; with a dead-letter queue it gets the next export number
-//	lease    not dead           records the lease, or moves its deadline
+//	lease    not dead           records the lease, or moves its deadline; from level 4 on not-before is when it was handed out
 //	release  not dead           attempts stay; not-before as given; drops the recorded lease
 //	claim    not dead           attempts + 1; drops the recorded lease; the claim generation moves by one per command
 //	redrive  dead, not exporting  attempts 0, round + 1
@@ -150,6 +150,9 @@ func (x *expirer) recordLease(c *ExpireEntry, e *entryState) {
 		x.g.c.Leased++
 	}
 	l := RecordedLease{Name: c.Lease, Deadline: c.Deadline, Attempts: c.Attempts, Consumer: c.Consumer}
+	if x.meta.FormatLevel >= levelLeaseBegun {
+		l.Begun = c.NotBefore
+	}
 	x.b.Set(appendGroupAddressKey(x.key[:0], kindLease, x.g.id, c.Address), putLease(x.val[:0], &l))
 }
 

@@ -102,7 +102,7 @@ type ExpireEntry struct {
 	Address     Address
 	Change      Change
 	Attempts    uint32
-	NotBefore   Stamp
+	NotBefore   Stamp  // of a lease: when it was handed out, 0 if that is not known
 	Reason      string // at most 255 bytes
 	Lease       LeaseName
 	Deadline    Stamp

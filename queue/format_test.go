@@ -33,6 +33,8 @@ func storedValues(t testing.TB) map[string][]byte {
 	producer := producerValue{epoch: 3, use: 1_764_457_200_000, low: 11, last: 30, runs: []run{{11, 100, 5}, {20, 200, 11}}}
 	retry := retryValue{RetryState: RetryState{Change: 3, Round: 1, Attempts: 2, NotBefore: 1_764_457_201_000, Reason: "no stock"}, firstFailure: 1_764_457_199_000}
 	lease := RecordedLease{Name: LeaseName{Epoch: 9, Number: 77}, Deadline: 1_764_457_230_000, Attempts: 2, Consumer: "worker-1"}
+	begun := lease
+	begun.Begun = 1_764_457_200_000
 	dead := DeadLetter{Change: 4, Round: 1, Attempts: 5, Reason: "lease ran out", FirstFailure: 1, DeadAt: 2, ExportNumber: 8, ExportState: ExportExporting, Target: 40}
 	op := opValue{expiresAt: 1_764_543_600_000, fingerprint: 0x0123456789abcdef, result: EncodeResult(nil, &Result{Code: 0x7000, Group: 6})}
 	count := countValue{messages: 10, bytes: 2560, parked: 2, parkedBytes: 512, delayed: 1}
@@ -48,6 +50,7 @@ func storedValues(t testing.TB) map[string][]byte {
 		"group_idle":    idle.encode(nil),
 		"retry":         retry.encode(nil),
 		"lease":         putLease(nil, &lease),
+		"lease2":        putLease(nil, &begun),
 		"dead":          putDead(nil, &dead),
 		"op":            op.encode(nil),
 		"count":         count.encode(nil),
@@ -101,7 +104,7 @@ func decodeStored(kind string, b []byte) ([]byte, error) {
 		var v retryValue
 		err := v.decode(b)
 		return v.encode(nil), err
-	case "lease":
+	case "lease", "lease2":
 		v, err := readLease(b)
 		return putLease(nil, &v), err
 	case "dead":

@@ -350,6 +350,7 @@ func (g *generator) expireEntry(x *naiveGroup) queue.ExpireEntry {
 		e.Reason = "attempts"
 	case queue.ExpireLease:
 		e.Lease = queue.LeaseName{Epoch: queue.Epoch(1 + g.intn("issued", 3)), Number: uint64(1 + g.intn("lease", 100))}
+		e.NotBefore = pick(g, "begun", 0, g.now)
 		e.Deadline = g.now + queue.Stamp(pick(g, "lease ms", uint64(500), 30_000))
 		e.Consumer = "c"
 	case queue.ExpireExport:

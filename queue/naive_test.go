@@ -746,6 +746,10 @@ func (n *naive) expireOne(g *naiveGroup, e *queue.ExpireEntry) queue.ExpireResul
 	x.Change++
 	if e.Kind == queue.ExpireLease {
 		g.leases[a] = queue.RecordedLease{Name: e.Lease, Deadline: e.Deadline, Attempts: e.Attempts, Consumer: e.Consumer}
+		if l := g.leases[a]; n.level >= 4 {
+			l.Begun = e.NotBefore
+			g.leases[a] = l
+		}
 	} else {
 		delete(g.leases, a)
 	}

@@ -97,6 +97,7 @@ type RetryState struct {
 // RecordedLease is a lease that apply knows.
 type RecordedLease struct {
 	Name     LeaseName
+	Begun    Stamp // when it was handed out, by the clock of the home that did; 0: not known
 	Deadline Stamp
 	Attempts uint32
 	Consumer string

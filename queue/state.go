@@ -13,13 +13,16 @@ import (
 )
 
 // NewShardFormatLevel is the format level that a new shard starts at.
-const NewShardFormatLevel = 3
+const NewShardFormatLevel = 4
 
 // maxFormatLevel is the highest level that this version can apply.
-const maxFormatLevel = 3
+const maxFormatLevel = 4
 
 // levelPurgedDead is the format level from which on the removal of a dead letter counts as purged.
 const levelPurgedDead = 3
+
+// levelLeaseBegun is the format level from which on a recorded lease keeps when it was handed out.
+const levelLeaseBegun = 4
 
 // LevelForget is the format level from which on a Retention may carry outboxes to forget.
 const LevelForget = 3

@@ -200,7 +200,7 @@ func (x *randomizer) expire() queue.Command {
 			e.ExportState = queue.ExportState(x.IntN(4))
 		}
 		if e.Kind == queue.ExpireLease {
-			e.Lease, e.Deadline = queue.LeaseName{Epoch: g.Epoch, Number: 1}, x.now+2000
+			e.Lease, e.NotBefore, e.Deadline = queue.LeaseName{Epoch: g.Epoch, Number: 1}, x.now-queue.Stamp(x.IntN(2000)), x.now+2000
 		}
 		c.Entries = append(c.Entries, e)
 	}

@@ -19,6 +19,7 @@ const (
 	groupFormat     = 1
 	retryFormat     = 1
 	leaseFormat     = 1
+	leaseFormat2    = 2 // with the time of the hand-out
 	deadFormat      = 1
 	opFormat        = 1
 	countFormat     = 1
@@ -446,7 +447,11 @@ func (v *retryValue) decode(b []byte) error {
 }
 
 func putLease(dst []byte, l *RecordedLease) []byte {
-	dst = append(dst, leaseFormat)
+	if l.Begun == 0 { // as it was before there was one
+		dst = append(dst, leaseFormat)
+	} else {
+		dst = putUint(append(dst, leaseFormat2), uint64(l.Begun))
+	}
 	dst = putUint(dst, uint64(l.Name.Epoch))
 	dst = putUint(dst, l.Name.Number)
 	dst = putUint(dst, uint64(l.Deadline))
@@ -455,11 +460,20 @@ func putLease(dst []byte, l *RecordedLease) []byte {
 }
 
 func readLease(b []byte) (RecordedLease, error) {
-	r, err := readValue("lease", leaseFormat, b)
+	format := byte(leaseFormat)
+	if len(b) > 0 && b[0] == leaseFormat2 {
+		format = leaseFormat2
+	}
+	r, err := readValue("lease", format, b)
 	if err != nil {
 		return RecordedLease{}, err
 	}
 	var l RecordedLease
+	if format == leaseFormat2 {
+		if l.Begun = Stamp(r.uint()); l.Begun == 0 {
+			r.fail() // one value has one encoding
+		}
+	}
 	l.Name.Epoch, l.Name.Number = Epoch(r.uint()), r.uint()
 	l.Deadline, l.Attempts = Stamp(r.uint()), uint32(r.uint())
 	l.Consumer = r.string()

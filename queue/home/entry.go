@@ -39,6 +39,7 @@ type entry struct {
 	handed   time.Duration
 	touched  time.Duration // the hand-out, or the last extend
 	first    queue.Stamp
+	begun    queue.Stamp // of a lease: the hand-out, by the clock of the home that did it, once that was to be recorded
 	reason   string
 	consumer *consumer
 

@@ -166,7 +166,7 @@ func (s *fakeState) expireOne(g *fakeGroup, x queue.ExpireEntry, a *queue.Applie
 	case queue.ExpireClaim:
 		st.Attempts++
 	case queue.ExpireLease:
-		g.lease[x.Address] = queue.RecordedLease{Name: x.Lease, Deadline: x.Deadline, Attempts: x.Attempts, Consumer: x.Consumer}
+		g.lease[x.Address] = queue.RecordedLease{Name: x.Lease, Begun: x.NotBefore, Deadline: x.Deadline, Attempts: x.Attempts, Consumer: x.Consumer}
 	}
 	g.retry[x.Address] = st
 	r.Applied, r.Change, r.Round, r.Attempts = true, st.Change, st.Round, st.Attempts

@@ -148,7 +148,7 @@ func (l *Ledger) load(e *entry, stamp queue.Stamp) (queue.StoredMessage, bool, e
 func (l *Ledger) lend(e *entry, m queue.StoredMessage, t take, now time.Duration, stamp queue.Stamp) Delivery {
 	l.number++
 	e.lease, e.recorded, e.kept = queue.LeaseName{Epoch: l.epoch, Number: l.number}, false, false
-	e.handed, e.touched, e.deadline, e.unseen = now, now, now+t.lease, false
+	e.handed, e.touched, e.deadline, e.unseen, e.begun = now, now, now+t.lease, false, 0
 	if e.first == 0 {
 		e.first = stamp
 	}

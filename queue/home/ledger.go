@@ -208,8 +208,8 @@ const skewMargin = 1000
 // ack that comes after the run-out was begun does not save the last attempt.
 const lateGrace = 100 * time.Millisecond
 
-// honour takes over a lease that apply has recorded: it lasts to its deadline and the margin, whatever the clocks say no
-// longer than MaxLease. One that is over by then runs out after lateGrace, and counts.
+// honour takes over a lease that apply has recorded, with its hand-out: it lasts to its deadline and the margin, whatever the clocks say
+// no longer than MaxLease. One that is over by then runs out after lateGrace, and counts.
 func (l *Ledger) honour(e *entry, r queue.RecordedLease, now time.Duration, stamp queue.Stamp) {
 	if e.place == placeBlocked {
 		return
@@ -219,7 +219,10 @@ func (l *Ledger) honour(e *entry, r queue.RecordedLease, now time.Duration, stam
 	if end := r.Deadline + skewMargin; end > stamp {
 		left = max(left, min(ms(uint64(end-stamp)), MaxLease))
 	}
-	e.deadline, e.handed, e.touched = now+left, now, now
+	e.deadline, e.handed, e.touched, e.begun = now+left, now, now, r.Begun
+	if r.Begun != 0 && r.Begun < stamp { // it is as old as it is: it may not be lengthened for ever by moves
+		e.handed = now - ms(uint64(stamp-r.Begun))
+	}
 	l.hold(e, r.Consumer, now)
 	if l.cfg.SingleActiveConsumer && l.active == nil {
 		l.active = e.consumer
@@ -354,4 +357,13 @@ func stampAfter(s queue.Stamp, d time.Duration) queue.Stamp {
 		return s
 	}
 	return s + queue.Stamp((d+time.Millisecond-1)/time.Millisecond)
+}
+
+// stampBefore is the time a while ago, and never 0, which is no time.
+func stampBefore(s queue.Stamp, d time.Duration) queue.Stamp {
+	ago := queue.Stamp(max(0, d/time.Millisecond))
+	if ago >= s {
+		return 1
+	}
+	return s - ago
 }

@@ -19,7 +19,7 @@ func (l *Ledger) recordDue(now time.Duration, stamp queue.Stamp) {
 	}
 	upTo := now - l.recordAfter() + l.recordAfter()/20
 	for e := l.ages.oldest; e != nil && (l.leaving || e.handed <= upTo); e = l.ages.oldest {
-		l.begin(&op{e: e, address: e.address, own: true, deadline: e.deadline, expire: l.record(e, e.deadline-now, stamp)}, now)
+		l.begin(&op{e: e, address: e.address, own: true, deadline: e.deadline, expire: l.record(e, e.deadline-now, now, stamp)}, now)
 	}
 }
 
@@ -36,10 +36,13 @@ func (l *Ledger) recordAt() time.Duration {
 
 func (l *Ledger) recordAfter() time.Duration { return ms(l.cfg.RecordAfterMs) }
 
-// record is the entry that says how long a lease lasts from now.
-func (l *Ledger) record(e *entry, left time.Duration, stamp queue.Stamp) queue.ExpireEntry {
+// record is the entry that says how long a lease lasts from now, and when it was handed out.
+func (l *Ledger) record(e *entry, left, now time.Duration, stamp queue.Stamp) queue.ExpireEntry {
+	if e.begun == 0 {
+		e.begun = stampBefore(stamp, now-e.handed)
+	}
 	return queue.ExpireEntry{
-		Kind: queue.ExpireLease, Address: e.address, Attempts: e.attempts, Lease: e.lease,
+		Kind: queue.ExpireLease, Address: e.address, Attempts: e.attempts, Lease: e.lease, NotBefore: e.begun,
 		Deadline: stampAfter(stamp, left), Consumer: e.consumer.name,
 	}
 }
@@ -105,10 +108,10 @@ func (l *Ledger) extend(r Receipt, d time.Duration, by ref, now time.Duration, s
 	o := e.rec
 	switch {
 	case o == nil:
-		o = &op{e: e, address: e.address, expire: l.record(e, d, stamp)}
+		o = &op{e: e, address: e.address, expire: l.record(e, d, now, stamp)}
 		l.begin(o, now)
 	case o.batch != nil:
-		o = &op{e: e, address: e.address, expire: l.record(e, d, stamp)}
+		o = &op{e: e, address: e.address, expire: l.record(e, d, now, stamp)}
 		e.then = o
 	}
 	l.prolong(o, d, now, stamp)

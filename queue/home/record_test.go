@@ -75,7 +75,7 @@ func TestRecordedAfterAWhile(t *testing.T) {
 		_, lease, found, _ := a.state.RetryOf(id, 3)
 		require.True(t, found)
 		end := stampZero + queue.Stamp((before+10*time.Second)/time.Millisecond)
-		require.Equal(t, queue.RecordedLease{Name: ds[2].lease, Deadline: end, Consumer: "c"}, lease)
+		require.Equal(t, queue.RecordedLease{Name: ds[2].lease, Begun: stampZero + queue.Stamp(before/time.Millisecond), Deadline: end, Consumer: "c"}, lease)
 		pass(5 * time.Second)
 		require.Len(t, a.commands(), 2, "once is enough")
 	})
@@ -593,6 +593,68 @@ func TestRecordedDeadlineOfASkewedClock(t *testing.T) {
 				require.LessOrEqual(t, r.boot(), end+2*time.Second+20*time.Millisecond)
 			})
 		})
+	}
+}
+
+// A lease may be lengthened for MaxLease in all, wherever its homes are: a crash or a move does not begin that anew.
+func TestBoundOverHomes(t *testing.T) {
+	two(t, func(t *testing.T, r *fakeRaft, ka, kb *Keeper) {
+		a, b := r.replicas[0], r.replicas[1]
+		id := serving(t, r, queue.GroupConfig{LeaseMs: 60_000, DelaysMs: []uint64{1}}, 1)
+		d := get(t, ka, ReceiveRequest{})[0]
+		begun := r.boot()
+		recorded := func() queue.Stamp {
+			_, lease, _, err := a.state.RetryOf(id, 1)
+			require.NoError(t, err)
+			return lease.Begun
+		}
+		pass(1100 * time.Millisecond)
+		first := stampZero + queue.Stamp(begun/time.Millisecond)
+		require.Equal(t, first, recorded())
+		bounded := func(k *Keeper) {
+			t.Helper()
+			left := begun + MaxLease - r.boot()
+			require.Equal(t, code.InvalidArgument, extend(t, k, d.Receipt, left+time.Second))
+			require.Equal(t, code.OK, extend(t, k, d.Receipt, left-time.Second))
+			require.Equal(t, first, recorded(), "an extend is of the same lease")
+		}
+		bounded(ka)
+		pass(5 * time.Hour)
+		r.giveHome(id, b) // it is taken for dead
+		bounded(kb)
+		pass(5 * time.Hour)
+		require.NoError(t, kb.Move(within(time.Second), "g", 1))
+		bounded(ka)
+		held, err := ka.Held("g", 10)
+		require.NoError(t, err)
+		require.InDelta(t, 10*time.Hour, held[0].HeldFor, float64(time.Minute))
+		pass(begun + MaxLease - r.boot() - 10*time.Second)
+		again := get(t, ka, ReceiveRequest{Wait: 20 * time.Second})[0]
+		require.EqualValues(t, 2, again.Attempt)
+		require.InDelta(t, MaxLease, r.boot()-begun, float64(3*time.Second))
+		pass(1100 * time.Millisecond)
+		require.Greater(t, recorded(), first, "the next hand-out is a lease of its own")
+		require.Equal(t, code.OK, ack(t, ka, again.Receipt)[0])
+	})
+}
+
+// A record of before hand-outs were kept begins at the home that takes it over.
+func TestBoundOfAnOldRecord(t *testing.T) {
+	for _, begun := range []queue.Stamp{0, stampZero - 40_000, stampZero + 5} {
+		s := newFakeState(queue.QueueOptions{})
+		s.apply(1, &queue.Group{Stamp: stampZero, Op: queue.GroupCreate, Name: "g", FirstHome: 1})
+		s.apply(2, &queue.Enqueue{Stamp: stampZero, Publishes: []queue.Publish{{Messages: []queue.Message{{Body: []byte("x")}}}}})
+		s.apply(3, &queue.Expire{Stamp: stampZero, Group: 1, Epoch: 1, Entries: []queue.ExpireEntry{{
+			Kind: queue.ExpireLease, Address: 1, NotBefore: begun, Lease: queue.LeaseName{Epoch: 1, Number: 1}, Deadline: stampAfter(stampZero, time.Hour),
+		}}})
+		info, _ := s.Group(1)
+		l, err := newLedger(s, &marks{}, info, s.Meta().Options, func() uint64 { return 0 }, time.Minute, stampZero)
+		require.NoError(t, err)
+		want := time.Minute
+		if begun != 0 && begun < stampZero {
+			want -= 40 * time.Second
+		}
+		require.Equal(t, want, l.tracked[1].handed, begun)
 	}
 }
 
