@@ -504,7 +504,7 @@ func TestCopiedDirectory(t *testing.T) {
 	copied := filepath.Join(t.TempDir(), "copy")
 	require.NoError(t, os.CopyFS(copied, os.DirFS(cfg.DataDir)))
 	f.start(2)
-	require.Eventually(t, func() bool { ok, _ := f.hosts[1].Alive(2); return ok }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { ok, _ := f.hosts[1].Alive(2); return ok }, 90*time.Second, 10*time.Millisecond)
 	cfg.DataDir, cfg.Hosts = copied, slices.Clone(cfg.Hosts)
 	cfg.Hosts[1].RaftAddr, cfg.Hosts[1].PeerAddr = freeport.For(t), freeport.For(t)
 	_, err := Open(cfg)

@@ -93,10 +93,10 @@ func TestWitnessWaitsForTheOtherFullReplica(t *testing.T) {
 	require.Equal(t, []uint64{10}, conn.lasts(), "what comes behind a held message keeps its place")
 
 	report(14)
-	require.Eventually(t, func() bool { return len(conn.lasts()) >= 2 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(conn.lasts()) >= 2 }, patience, time.Millisecond)
 	require.Equal(t, uint64(14), conn.lasts()[1])
 	h.copies.ended(2)
-	require.Eventually(t, func() bool { return len(conn.lasts()) == 4 }, 5*time.Second, time.Millisecond, "the other is gone: the witness is told")
+	require.Eventually(t, func() bool { return len(conn.lasts()) == 4 }, patience, time.Millisecond, "the other is gone: the witness is told")
 	require.Equal(t, []uint64{10, 14, 15, 4}, conn.lasts())
 	send(replicate(shard, 3, 15, 1))
 	require.Len(t, conn.lasts(), 5, "and is told at once from then on")

@@ -203,7 +203,7 @@ func testStoredBytes(ctx context.Context, t *testing.T, d *Dev, op, z *client.Cl
 				err := n.admit(api.WithTenant(ctx, "zeta"), 0)
 				var e *code.Error
 				return want == (errors.As(err, &e) && e.Code == code.QuotaExceeded && e.Effect == code.EffectNone)
-			}, 20*time.Second, 5*time.Millisecond, "host %d", n.id)
+			}, 90*time.Second, 5*time.Millisecond, "host %d", n.id)
 			require.NoError(t, n.admit(api.WithTenant(ctx, "acme"), 0))
 		}
 	}

@@ -17,7 +17,7 @@ func testClaim(f *adminFleet) {
 	require.EqualValues(f.t, 1, g.Config.RecordAfterMs)
 	f.bodies("claim", 3)
 	held := f.receive("claim", "g", "stuck", 2)
-	require.Eventually(f.t, func() bool { return f.info("claim", "g").Counters.Leased == 2 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(f.t, func() bool { return f.info("claim", "g").Counters.Leased == 2 }, 90*time.Second, 10*time.Millisecond)
 	claim := func(r api.ClaimIdle) (api.Claimed, error) {
 		r.Queue, r.Group, r.MaxBytes = "claim", "g", 1<<20
 		return try(f, func(n *Node) (api.Claimed, error) { return n.ClaimIdle(f.ctx, r) })

@@ -134,7 +134,6 @@ func (f *faultFleet) hungCommits(w *traffic) {
 	w.goesOn()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	require.Less(f, w.took, quorumAckTimeout, "a refusal is given at once")
 	f.Logf("commits hung: %d publishes refused, the slowest refusal took %v; host %d led", w.refused[code.ReadOnlyDegraded]-before, w.took, leads.id)
 }
 

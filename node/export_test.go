@@ -144,7 +144,7 @@ func (f *adminFleet) sameDigests(name string) {
 		one, err1 := f.d.Nodes[0].Digest(f.ctx, name, 0)
 		two, err2 := f.d.Nodes[1].Digest(f.ctx, name, 0)
 		return err1 == nil && err2 == nil && one.Applied == two.Applied && one.Digest == two.Digest
-	}, 20*time.Second, 50*time.Millisecond)
+	}, 90*time.Second, 50*time.Millisecond)
 }
 
 func testExportLoops(f *adminFleet) {

@@ -109,7 +109,7 @@ func TestHostDrainsUnderLoad(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(seen) >= acked
-	}, 20*time.Second, 20*time.Millisecond, "everything arrives")
+	}, 90*time.Second, 20*time.Millisecond, "everything arrives")
 	stopConsuming()
 	work.Wait()
 	require.Greater(t, acked, 10)

@@ -56,7 +56,7 @@ func TestPlannedMovesRedeliverNothing(t *testing.T) {
 		require.Eventually(t, func() bool { // its replica may not have applied the last move yet
 			_, err := from.MoveGroup(ctx, "moved", nil, "g", to.id)
 			return err == nil
-		}, 20*time.Second, 10*time.Millisecond)
+		}, 90*time.Second, 10*time.Millisecond)
 	}
 	working.Wait()
 	require.Equal(t, messages, m.acked)

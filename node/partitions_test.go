@@ -159,7 +159,7 @@ func testPartitionsPublish(f *partitionFleet) {
 	require.Eventually(f, func() bool {
 		q, err := f.c.DescribeQueue(f.ctx, "publish")
 		return err == nil && !slices.ContainsFunc(q.Partitions, func(p *tierqv1.Partition) bool { return p.LeaderHost == 0 || p.DataCopies != 2 })
-	}, 20*time.Second, 50*time.Millisecond)
+	}, 90*time.Second, 50*time.Millisecond)
 }
 
 // A group is one thing in all partitions.

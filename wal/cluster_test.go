@@ -112,7 +112,7 @@ func (c *cluster) waitLeader(shard uint64, hosts ...int) uint64 {
 			leader = id
 		}
 		return true
-	}, 30*time.Second, 5*time.Millisecond)
+	}, 120*time.Second, 5*time.Millisecond)
 	return leader
 }
 
@@ -125,7 +125,7 @@ func (c *cluster) propose(shard uint64, i int) uint64 {
 		var err error
 		res, err = c.hosts[i].SyncPropose(ctx, c.hosts[i].GetNoOPSession(shard), make([]byte, 100))
 		return err == nil
-	}, 30*time.Second, 5*time.Millisecond)
+	}, 120*time.Second, 5*time.Millisecond)
 	return res.Value
 }
 
@@ -139,7 +139,7 @@ func (c *cluster) read(shard uint64, i int) uint64 {
 			n = v.(uint64)
 		}
 		return err == nil
-	}, 30*time.Second, 5*time.Millisecond)
+	}, 120*time.Second, 5*time.Millisecond)
 	return n
 }
 

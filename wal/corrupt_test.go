@@ -44,7 +44,7 @@ func sample(t testing.TB) (*crashFS, Options, *generator, *memoryLog) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return l.segments[len(l.segments)-1].h.seq > uint64(len(l.segments))
-	}, 20*time.Second, time.Millisecond)
+	}, 120*time.Second, time.Millisecond)
 	require.NoError(t, l.Close())
 	g.keys = append(g.keys, slow)
 	return fs, o, g, m

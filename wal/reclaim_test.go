@@ -36,7 +36,7 @@ func settled(t testing.TB, l *Log, n int) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return len(l.segments) <= n
-	}, 20*time.Second, time.Millisecond)
+	}, 120*time.Second, time.Millisecond)
 }
 
 // Compaction after compaction, in many shards, must leave nothing behind: neither files, nor memory, nor
@@ -166,7 +166,7 @@ func TestIndexIsBounded(t *testing.T) {
 	require.Eventually(t, func() bool {
 		l.wakeReclaim()
 		return sealed() <= 500
-	}, 20*time.Second, time.Millisecond)
+	}, 120*time.Second, time.Millisecond)
 	for range 2 {
 		require.NoError(t, l.Check())
 		for s := uint64(1); s <= 2; s++ {
@@ -207,7 +207,7 @@ func TestRemovedReplicasGo(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return len(l.replicas) == 1
-	}, 20*time.Second, time.Millisecond)
+	}, 120*time.Second, time.Millisecond)
 	require.NoError(t, l.Close())
 }
 

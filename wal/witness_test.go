@@ -262,7 +262,7 @@ func TestWitnessElectsAfterRestart(t *testing.T) {
 		}
 		_ = c.hosts[0].SyncRequestAddWitness(ctx, 1, 3, c.addrs[2], m.ConfigChangeID)
 		return false
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 120*time.Second, 10*time.Millisecond)
 	witness()
 	c.waitLeader(1, 0, 1, 2)
 	c.load([]uint64{1}, 0, 64, 5000)
@@ -279,7 +279,7 @@ func TestWitnessElectsAfterRestart(t *testing.T) {
 		c.start(lost)
 		c.startShard(1, lost, 2)
 		c.waitLeader(1, 0, 1, 2)
-		require.Eventually(t, func() bool { return c.read(1, lost) >= before }, 20*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return c.read(1, lost) >= before }, 120*time.Second, 10*time.Millisecond)
 		c.load([]uint64{1}, kept, 16, 1000)
 	}
 	for i := range c.hosts {

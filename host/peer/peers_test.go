@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 20 * time.Second
+const patience = 90 * time.Second
 
 // testHost is a backend with settable answers.
 type testHost struct {

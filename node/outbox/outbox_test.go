@@ -226,7 +226,7 @@ func (w *world) idleOr(b *Outbox, crashed chan struct{}) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return len(b.workers) == 0
-	}, 20*time.Second, time.Millisecond)
+	}, 90*time.Second, time.Millisecond)
 }
 
 // TestFullTargetParks: what fits goes, the rest waits and is told about, nothing is dropped, and all goes on by itself.

@@ -206,7 +206,7 @@ func (w *world) tick() {
 	select {
 	case c := <-w.timers:
 		c <- time.Time{}
-	case <-time.After(20 * time.Second):
+	case <-time.After(90 * time.Second):
 		w.t.Fatal("nobody pauses")
 	}
 }
@@ -216,7 +216,7 @@ func (w *world) paused() {
 	w.t.Helper()
 	select {
 	case <-w.timers:
-	case <-time.After(20 * time.Second):
+	case <-time.After(90 * time.Second):
 		w.t.Fatal("nobody pauses")
 	}
 }
@@ -246,7 +246,7 @@ func (w *world) messages(shard uint64) []queue.StoredMessage {
 // done waits until nothing is left to export.
 func (w *world) done() {
 	w.t.Helper()
-	require.Eventually(w.t, func() bool { return w.group().Exports == 0 }, 20*time.Second, time.Millisecond)
+	require.Eventually(w.t, func() bool { return w.group().Exports == 0 }, 90*time.Second, time.Millisecond)
 }
 
 // idle waits until no goroutine of an outbox is left.
@@ -256,7 +256,7 @@ func (w *world) idle(b *Outbox) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return len(b.workers) == 0
-	}, 20*time.Second, time.Millisecond)
+	}, 90*time.Second, time.Millisecond)
 }
 
 // same demands that replays of all logs give equal states.

@@ -166,7 +166,7 @@ func pair(t *testing.T, server, client *Store) (serverErr, clientErr error) {
 		}
 		done <- err
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
 	conn, err := client.Dial(ctx, &net.Dialer{}, l.Addr().String(), "x")
 	if err == nil {

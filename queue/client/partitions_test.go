@@ -408,15 +408,15 @@ func TestInFlightGoesWhereTheMessagesAre(t *testing.T) {
 				working.Add(-1)
 				return nil
 			})
-			require.Eventually(t, func() bool { return working.Load() == int64(c.most) }, 20*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return working.Load() == int64(c.most) }, 90*time.Second, time.Millisecond)
 			for p := range uint32(4) {
 				_, err := cl.PublishWith(ctx, "q", client.PublishOptions{Partition: &p}, bodies(10)...)
 				require.NoError(t, err)
 			}
-			require.Eventually(t, func() bool { return working.Load() == int64(c.inFlight) }, 20*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return working.Load() == int64(c.inFlight) }, 90*time.Second, time.Millisecond)
 			require.Never(t, func() bool { n, _ := f.Outstanding("q", "g"); return n > c.inFlight }, 250*time.Millisecond, time.Millisecond)
 			close(block)
-			require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == 80 }, 20*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { _, acked := f.Outstanding("q", "g"); return acked == 80 }, 90*time.Second, time.Millisecond)
 			require.Zero(t, exceeded.Load())
 			stop()
 		})

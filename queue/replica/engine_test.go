@@ -62,7 +62,7 @@ func (h *host) start(t *testing.T, id uint64, members map[uint64]string, join bo
 			require.NoError(t, err)
 		}
 		return err == nil
-	}, 20*time.Second, 5*time.Millisecond)
+	}, 90*time.Second, 5*time.Millisecond)
 }
 
 func (h *host) propose(t *testing.T, cmd []byte) sm.Result {
@@ -74,7 +74,7 @@ func (h *host) propose(t *testing.T, cmd []byte) sm.Result {
 		var err error
 		r, err = h.nh.SyncPropose(ctx, h.nh.GetNoOPSession(7), cmd)
 		return err == nil
-	}, 20*time.Second, 10*time.Millisecond)
+	}, 90*time.Second, 10*time.Millisecond)
 	return r
 }
 
@@ -91,7 +91,7 @@ func TestOnTheEngine(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, code.OK, a.propose(t, cmd).Value)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
 	_, err := a.nh.SyncRequestSnapshot(ctx, 7, dragonboat.SnapshotOption{OverrideCompactionOverhead: true, CompactionOverhead: 1})
 	require.NoError(t, err)
@@ -101,7 +101,7 @@ func TestOnTheEngine(t *testing.T) {
 	cmd, err := queue.EncodeCommand(nil, publish("after"))
 	require.NoError(t, err)
 	a.propose(t, cmd)
-	require.Eventually(t, func() bool { return b.replica.Reader().Meta().Last == 21 }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return b.replica.Reader().Meta().Last == 21 }, 90*time.Second, 5*time.Millisecond)
 	ia, da, err := a.replica.Reader().Digest()
 	require.NoError(t, err)
 	ib, db, err := b.replica.Reader().Digest()
@@ -135,7 +135,7 @@ func TestNoSnapshotOfAPoisonedReplica(t *testing.T) {
 		require.EqualValues(t, code.OK, a.propose(t, cmd).Value)
 	}
 	a.replica.SetStuck(true)
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
 	_, err := a.nh.SyncRequestSnapshot(ctx, 7, dragonboat.SnapshotOption{})
 	require.ErrorIs(t, err, dragonboat.ErrRejected)
@@ -147,7 +147,7 @@ func TestNoSnapshotOfAPoisonedReplica(t *testing.T) {
 	require.Eventually(t, func() bool { // dragonboat rejects a second request until it has done with the first
 		at, err = a.nh.SyncRequestSnapshot(ctx, 7, dragonboat.SnapshotOption{})
 		return !errors.Is(err, dragonboat.ErrRejected)
-	}, 20*time.Second, 5*time.Millisecond)
+	}, 90*time.Second, 5*time.Millisecond)
 	require.NoError(t, err)
 	require.NotZero(t, at)
 

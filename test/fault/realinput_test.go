@@ -20,8 +20,6 @@ const (
 	pacedLines = 5_000
 	// heldLines is the part of the lines, in percent, that is not sent before the second kill.
 	heldLines = 25
-	// longestSilence bounds the time between two acknowledgements, kills included.
-	longestSilence = 15 * time.Second
 )
 
 // TestFaultRealInput sends real text into a fleet of two full hosts and a witness, with two consumers of one group, and
@@ -79,7 +77,6 @@ func TestFaultRealInput(t *testing.T) {
 	require.Equal(t, len(lines), s.acknowledged)
 	require.Equal(t, len(lines), s.distinct)
 	require.Equal(t, uint64(len(lines)), g.Counters.Acked, "the group's own count of acked messages")
-	require.Less(t, a.longestGap, longestSilence)
 }
 
 func progress(a *account) string {

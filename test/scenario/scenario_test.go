@@ -79,7 +79,8 @@ type script struct {
 	receipts map[string]string
 	epochs   map[string]uint64
 	waiting  map[string]chan string
-	changed  time.Time // when the last directive that changes something was answered
+	asked    time.Time // when the last directive that changes something was sent
+	changed  time.Time // and when it was answered
 }
 
 // run does one directive and returns what it prints. Failures of the fleet are printed as their codes.
@@ -89,6 +90,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	directive := *d // a receive of the background reads it later
 	a := args{t, &directive}
 	out, err := "", error(nil)
+	sent := time.Now()
 	switch d.Cmd {
 	case "queue":
 		out, err = s.create(ctx, a)
@@ -133,7 +135,7 @@ func (s *script) run(t *testing.T, d *datadriven.TestData) string {
 	default:
 		t.Fatalf("%s: no such directive: %s", d.Pos, d.Cmd)
 	}
-	s.changed = time.Now()
+	s.asked, s.changed = sent, time.Now()
 	if err != nil {
 		return nameOf(err)
 	}
@@ -228,18 +230,18 @@ func (s *script) publish(ctx context.Context, a args) (string, error) {
 
 // receive takes messages, or lets a receive wait in the background.
 func (s *script) receive(a args) string {
-	began := s.changed
 	name := a.text("background")
 	if name == "" {
-		return s.take(a, began)
+		return s.take(a, s.asked, s.changed)
 	}
 	answer := make(chan string, 1)
 	s.waiting[name] = answer
-	go func() { answer <- s.take(a, time.Time{}) }()
+	go func() { answer <- s.take(a, time.Time{}, time.Time{}) }()
 	return "waits\n"
 }
 
-func (s *script) take(a args, began time.Time) string {
+// take receives. after= and within= are times since asked, and since changed: neither demands that a machine be quick.
+func (s *script) take(a args, asked, changed time.Time) string {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime+5*time.Second)
 	defer cancel()
 	wait := a.duration("wait")
@@ -247,15 +249,15 @@ func (s *script) take(a args, began time.Time) string {
 		wait = client.NoWait
 	}
 	ds, err := s.c.Receive(ctx, s.queue, a.first(), client.ReceiveOptions{Max: max(1, a.number("max")), Wait: wait, Lease: a.duration("lease"), Consumer: a.text("consumer")})
-	took := time.Since(began)
+	now := time.Now()
 	switch {
 	case err != nil:
 		return nameOf(err)
 	case len(ds) == 0:
 		return "nothing\n"
-	case a.duration("after") > took:
+	case a.duration("after") > now.Sub(asked):
 		return fmt.Sprintf("too early: address=%d\n", ds[0].Address)
-	case a.has("within") && a.duration("within") < took:
+	case a.has("within") && a.duration("within") < now.Sub(changed):
 		return fmt.Sprintf("too late: address=%d\n", ds[0].Address)
 	}
 	var out strings.Builder
