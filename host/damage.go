@@ -42,6 +42,14 @@ func (h *RaftHost) noteDamage(shard uint64, id queue.ReplicaID, err error) {
 	h.log.Error("a replica is damaged on this host's disk", event.Is("replica-damaged"), zap.Uint64("shard", shard), zap.Uint64("replica", uint64(id)), zap.Error(err))
 }
 
+// ReadFailed is told of an error of a read of this host's replica of a shard; nil is none. A replica that is damaged runs on, and leaves when another
+// one can lead.
+func (h *RaftHost) ReadFailed(shard uint64, err error) {
+	if id, ok := h.SelfReplica(shard); ok && isDamage(err) {
+		h.noteDamage(shard, id, err)
+	}
+}
+
 // damage is what is known of a damaged replica.
 type damage struct {
 	replica queue.ReplicaID

@@ -711,6 +711,7 @@ func (n *Node) Digest(ctx context.Context, name string, partition uint32) (api.R
 	// Best effort: without a quorum the digest at the local applied index is still of use.
 	d.freshen(ctx)
 	index, sum, err := d.reader.Digest()
+	n.raft.ReadFailed(shard, err)
 	if err != nil {
 		return api.ReplicaDigest{}, code.New(code.Internal, "the digest cannot be read: see the host's log")
 	}

@@ -69,7 +69,9 @@ func (n *Node) SaveShard(ctx context.Context, name string, partition uint32, w i
 	if z.Meta.Applied == 0 { // its leader is about to give it its options
 		return &code.Error{Code: code.Unavailable, Effect: code.EffectNone, RetryAfterMs: 300}
 	}
-	return new(swarm.Installer).Save(w, d.shard, uint64(z.Meta.Applied), z.Meta.FormatLevel, z.Each, ctx.Done())
+	err = new(swarm.Installer).Save(w, d.shard, uint64(z.Meta.Applied), z.Meta.FormatLevel, z.Each, ctx.Done())
+	n.raft.ReadFailed(d.shard, err)
+	return err
 }
 
 // stagingName is the name under which a restore fills its queue: another restore of the same backup under another name gets another
