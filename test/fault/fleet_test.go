@@ -60,6 +60,7 @@ type host struct {
 	frozen  bool          // by pause
 	exit    error
 	started int
+	calls   *raw // of an API without TLS, once there was a call
 }
 
 // newFleet starts full hosts and witnesses and waits until all are ready.

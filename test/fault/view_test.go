@@ -24,12 +24,20 @@ type raw struct {
 }
 
 func (h *host) raw() raw {
-	c, base := http.DefaultClient, "http://"+h.api
 	if h.f.tls != nil {
 		name, _, _ := net.SplitHostPort(h.api)
-		c = &http.Client{Transport: &http.Transport{TLSClientConfig: h.f.tls.Client(name), DisableKeepAlives: true}}
-		base = "https://" + h.api
+		return newRaw(&http.Client{Transport: &http.Transport{TLSClientConfig: h.f.tls.Client(name), DisableKeepAlives: true}}, "https://"+h.api)
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.calls == nil {
+		r := newRaw(http.DefaultClient, "http://"+h.api)
+		h.calls = &r
+	}
+	return *h.calls
+}
+
+func newRaw(c *http.Client, base string) raw {
 	return raw{
 		queue:  tierqv1connect.NewQueueServiceClient(c, base),
 		group:  tierqv1connect.NewGroupServiceClient(c, base),
