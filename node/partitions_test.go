@@ -71,6 +71,7 @@ func TestPartitions(t *testing.T) {
 		{"publish", testPartitionsPublish},
 		{"groups", testPartitionsGroups},
 		{"plain calls", testPartitionsPlain},
+		{"single active consumers", testPartitionsActive},
 		{"publish over moves", testPartitionsPublishOverMoves},
 		{"key order over moves", testPartitionsKeyOrder},
 	} {
