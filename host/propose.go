@@ -130,8 +130,11 @@ func (h *RaftHost) Propose(ctx context.Context, shard uint64, cmd []byte) (queue
 }
 
 // readAttempt is after how long ReadIndex asks again. The engine sends a request to the leader once: if that host has just died, or the
-// connection breaks, nothing answers.
-const readAttempt = 300 * time.Millisecond
+// connection breaks, nothing answers. After readsAtFirst attempts the pauses double, so that few are on their way, however long it takes.
+const (
+	readAttempt  = 300 * time.Millisecond
+	readsAtFirst = 4
+)
 
 // ReadIndex returns nil once this host's replica of a shard has applied everything that was committed when ReadIndex was
 // called, as a quorum confirmed. Its errors are *code.Error with EffectNone. It returns by ctx's deadline.
@@ -149,16 +152,19 @@ func (h *RaftHost) ReadIndex(ctx context.Context, shard uint64) error {
 	deadline := time.Now().Add(timeout)
 	late, over := make(chan dragonboat.RequestResult), make(chan struct{})
 	defer close(over)
-	for {
+	for n, wait := 1, readAttempt; ; n++ {
 		left := time.Until(deadline)
 		if left <= 0 {
 			return noLeader(shard, dragonboat.ErrTimeout)
+		}
+		if n > readsAtFirst {
+			wait *= 2
 		}
 		request, err := h.askRead(shard, left)
 		if err != nil {
 			return err
 		}
-		timer := time.NewTimer(min(readAttempt, left))
+		timer := time.NewTimer(min(wait, left))
 		select {
 		case r := <-request.AppliedC():
 			timer.Stop()
