@@ -70,7 +70,7 @@ idle: ## memory and CPU of a thousand idle partitions, in both profiles; on a qu
 	$(GO) test -count=1 -timeout=1h -run TestFaultIdleShards -v ./test/fault -args -idle=1000
 
 .PHONY: rolling
-rolling: ## a rolling restart of a fleet of 200 partitions under load
+rolling: ## a rolling restart of a fleet of 200 partitions under load; on a quiet machine
 	$(GO) test -count=1 -timeout=1h -run TestFaultRollingMany -v ./test/fault -args -rolling=200
 
 .PHONY: soak
