@@ -664,13 +664,19 @@ func (t *deadTask) mayGoOn(ctx context.Context, n int) bool {
 	return t.pace.wait(ctx, n)
 }
 
+// do treats some dead letters. Those about which nothing was decided, or it is not known what, are an error: the home moved, or its quorum is gone.
 func (t *deadTask) do(ctx context.Context, addresses []queue.Address) error {
 	results, err := t.call(t.d.keeper, ctx, t.group, addresses, len(addresses))
 	for _, r := range results {
-		if r.Code == code.OK {
+		switch r.Code {
+		case code.OK:
 			t.reply.Done++
-		} else {
+		case code.Skipped, code.UnknownMessage, code.DeadExporting:
 			t.reply.Skipped++
+		default:
+			if err == nil || r.Effect == code.EffectMaybe {
+				err = &code.Error{Code: r.Code, Effect: r.Effect}
+			}
 		}
 	}
 	return err

@@ -96,6 +96,9 @@ func open(cfg Config, ls Listeners, log *zap.Logger, adjust func(*host.Config)) 
 	if n.access, err = openAccess(cfg.Auth); err != nil {
 		return nil, err
 	}
+	if n.access.required && cfg.TLS == nil {
+		n.log.Warn("auth.required without tls: whoever reaches the peer port calls as any tenant: give the hosts certificates, or keep their ports on a network of their own")
+	}
 	if err := n.openCerts(); err != nil {
 		return nil, err
 	}
