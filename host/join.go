@@ -2,9 +2,7 @@ package host
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"slices"
 	"time"
@@ -40,12 +38,7 @@ func (h *RaftHost) CreateJoinToken(ctx context.Context, ttl time.Duration) (toke
 	if err != nil {
 		return "", time.Time{}, err
 	}
-	var b [8 + 32]byte
-	if _, err := rand.Read(b[:]); err != nil {
-		panic("FATAL: random numbers: " + err.Error())
-	}
-	id, secret := binary.BigEndian.Uint64(b[:])|1, b[8:]
-	t := catalog.JoinToken{ID: id, Hash: sha256.Sum256(secret), ExpiresMs: uint64(now) + uint64(ttl.Milliseconds())}
+	t, text := catalog.NewJoinToken(uint64(now) + uint64(ttl.Milliseconds()))
 	r, err := h.ProposeCatalog(ctx, &catalog.CreateJoinToken{Token: t, NowMs: uint64(now)})
 	if err == nil {
 		err = r.Err()
@@ -53,7 +46,7 @@ func (h *RaftHost) CreateJoinToken(ctx context.Context, ttl time.Duration) (toke
 	if err != nil {
 		return "", time.Time{}, err
 	}
-	return catalog.FormatJoinToken(id, secret), time.UnixMilli(int64(t.ExpiresMs)), nil
+	return text, time.UnixMilli(int64(t.ExpiresMs)), nil
 }
 
 // admitNewcomer decides, at a host that proposes for another one, whether a host that the catalog does not know may ask to be taken in: this
@@ -101,7 +94,7 @@ func Join(ctx context.Context, cfg Config, token string) (_ catalog.Host, err er
 	if err := cfg.Validate(); err != nil {
 		return catalog.Host{}, err
 	}
-	id, secret, err := catalog.ParseJoinToken(token)
+	id, hash, err := catalog.ParseJoinToken(token)
 	if err != nil {
 		return catalog.Host{}, code.New(code.AuthFailed, "%v", err)
 	}
@@ -116,7 +109,7 @@ func Join(ctx context.Context, cfg Config, token string) (_ catalog.Host, err er
 	if err := h.meetFleet(ctx); err != nil {
 		return catalog.Host{}, err
 	}
-	return h.join(ctx, id, sha256.Sum256(secret))
+	return h.join(ctx, id, hash)
 }
 
 // meetFleet learns which fleet the hosts of the list belong to; it never forms one.

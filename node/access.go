@@ -2,10 +2,8 @@ package node
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/binary"
 	"fmt"
 	"net/http"
 	"os"
@@ -49,6 +47,12 @@ func openAccess(c *AuthConfig) (*access, error) {
 	}
 	a.operator = &hash
 	return a, nil
+}
+
+// NewOperatorToken returns the text of a token for AuthConfig.OperatorTokenFile.
+func NewOperatorToken() string {
+	_, text := catalog.NewAccessToken(catalog.DefaultTenant, catalog.RoleOperator, "")
+	return text
 }
 
 // bearer finds who bears a token. A token of the fleet is good as long as this host's copy of the catalog has it.
@@ -173,11 +177,7 @@ func (n *Node) CreateToken(ctx context.Context, t api.TokenInfo) (uint64, string
 	if t.Tenant == "" {
 		t.Tenant = catalog.DefaultTenant
 	}
-	random := make([]byte, 40)
-	_, _ = rand.Read(random) // never fails
-	text := catalog.FormatAccessToken(random[8:])
-	hash, _ := catalog.HashAccessToken(text)
-	token := catalog.AccessToken{ID: binary.BigEndian.Uint64(random)>>16 | 1, Hash: hash, Tenant: t.Tenant, Roles: roles, Name: t.Name}
+	token, text := catalog.NewAccessToken(t.Tenant, roles, t.Name)
 	return token.ID, text, n.change(ctx, &catalog.CreateAccessToken{Token: token})
 }
 

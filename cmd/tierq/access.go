@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"strconv"
@@ -12,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/tierq/tierq/node"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/client"
 )
@@ -187,9 +186,7 @@ func tokenGenerate(a *app) *cobra.Command {
 		Long:  "Print a random token. It means nothing to a fleet until a host's configuration names a file that holds it: its bearer is an\noperator then, and makes the other tokens.",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			secret := make([]byte, 32)
-			_, _ = rand.Read(secret) // never fails
-			_, err := fmt.Fprintf(a.out, "tierq-%s\n", hex.EncodeToString(secret))
+			_, err := fmt.Fprintln(a.out, node.NewOperatorToken())
 			return err
 		},
 	}

@@ -90,6 +90,7 @@ func hostToken(a *app) *cobra.Command {
 				return usagef("--ttl %v: use up to 168h", ttl)
 			}
 			keep := func(token string) (string, error) { return token, nil }
+			kept := file == ""
 			if file != "" {
 				f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600) // before there is a token that would be lost
 				if err != nil {
@@ -97,10 +98,11 @@ func hostToken(a *app) *cobra.Command {
 				}
 				keep = func(token string) (string, error) {
 					_, err := f.WriteString(token + "\n")
+					kept = err == nil
 					return "in " + file, errors.Join(err, f.Close())
 				}
 			}
-			return a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
+			err := a.withClient(cmd.Context(), func(ctx context.Context, c *client.Client) error {
 				res, err := c.CreateJoinToken(ctx, uint64(ttl.Milliseconds()))
 				if err != nil {
 					return err
@@ -113,6 +115,10 @@ func hostToken(a *app) *cobra.Command {
 				t.add(shown, time.UnixMilli(int64(res.ExpiresMs)).UTC().Format(time.RFC3339))
 				return a.printOne(t)
 			})
+			if !kept { // what is left of the file would stand in the way of the next attempt
+				err = errors.Join(err, os.Remove(file))
+			}
+			return err
 		},
 	}
 	c.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long it can be used")

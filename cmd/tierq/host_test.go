@@ -39,7 +39,15 @@ func TestHostCommands(t *testing.T) {
 	})
 	require.Equal(t, `{"token":"tierq-join-1-00","expires":"1970-01-01T00:00:00Z"}`+"\n", s.ok("host", "token", "--ttl", "1m", "--json"))
 	file := filepath.Join(t.TempDir(), "token")
-	require.Contains(t, s.ok("host", "token", "--ttl", "1m", "--file", file), "in "+file)
+	clienttest.Answer(s.fleet, func(*tierqv1.CreateJoinTokenRequest) (*tierqv1.CreateJoinTokenResponse, error) {
+		return nil, code.New(code.LimitReached, "64 join tokens wait to be used")
+	})
+	_, _, exit := s.run("host", "token", "--file", file)
+	require.Equal(t, exitRefused, exit)
+	clienttest.Answer(s.fleet, func(*tierqv1.CreateJoinTokenRequest) (*tierqv1.CreateJoinTokenResponse, error) {
+		return &tierqv1.CreateJoinTokenResponse{Token: "tierq-join-1-00", ExpiresMs: 0}, nil
+	})
+	require.Contains(t, s.ok("host", "token", "--ttl", "1m", "--file", file), "in "+file, "the attempt that failed has left nothing")
 	token, err := joinToken("", file)
 	require.NoError(t, err)
 	require.Equal(t, "tierq-join-1-00", token)

@@ -3,7 +3,6 @@ package catalog
 import (
 	"cmp"
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
@@ -83,22 +82,6 @@ type AccessToken struct {
 	Tenant string
 	Roles  Roles
 	Name   string // what it is for, to its owner
-}
-
-// accessPrefix begins the text of a token, so that one found in a log is known for what it is.
-const accessPrefix = "tierq-"
-
-// FormatAccessToken returns the text of a token, which has a secret of 32 bytes.
-func FormatAccessToken(secret []byte) string { return accessPrefix + hex.EncodeToString(secret) }
-
-// HashAccessToken returns the hash under which the token of a text is kept; false for what is no token.
-func HashAccessToken(text string) (hash [sha256.Size]byte, ok bool) {
-	rest, ok := strings.CutPrefix(strings.TrimSpace(text), accessPrefix)
-	secret, err := hex.DecodeString(rest)
-	if !ok || err != nil || len(secret) != 32 {
-		return hash, false
-	}
-	return sha256.Sum256(secret), true
 }
 
 // PutTenant makes a tenant, or changes its quotas. Tenant.Version is the version that the change was decided on, 0 for a new one;

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"crypto/sha256"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -100,11 +101,18 @@ func TestTenants(t *testing.T) {
 }
 
 func TestAccessTokenText(t *testing.T) {
-	secret := make([]byte, 32)
-	hash, ok := HashAccessToken(FormatAccessToken(secret) + "\n")
+	token, text := NewAccessToken("acme", RoleProduce, "ours")
+	require.Equal(t, AccessToken{ID: token.ID, Hash: token.Hash, Tenant: "acme", Roles: RoleProduce, Name: "ours"}, token)
+	require.Less(t, token.ID, uint64(1)<<48)
+	require.NotZero(t, token.ID)
+	hash, ok := HashAccessToken(text + "\n")
 	require.True(t, ok)
-	require.Equal(t, sha256.Sum256(secret), hash)
-	for _, bad := range []string{"", "tierq-", "tierq-00", FormatAccessToken(secret)[6:], FormatAccessToken(make([]byte, 33)), "tierq-join-1-00"} {
+	require.Equal(t, token.Hash, hash)
+	hash, ok = HashAccessToken("tierq-" + strings.Repeat("00", 32)) // those that are out there stay good
+	require.True(t, ok)
+	require.Equal(t, sha256.Sum256(make([]byte, 32)), hash)
+	_, join := NewJoinToken(1)
+	for _, bad := range []string{"", "tierq-", "tierq-00", text[6:], text + "00", "tierq-join-1-00", join} {
 		_, ok := HashAccessToken(bad)
 		require.False(t, ok, bad)
 	}

@@ -3,11 +3,8 @@ package catalog
 import (
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/hex"
 	"fmt"
 	"maps"
-	"strconv"
-	"strings"
 
 	"github.com/tierq/tierq/queue/code"
 )
@@ -45,26 +42,6 @@ type JoinToken struct {
 	ID        uint64
 	Hash      [sha256.Size]byte
 	ExpiresMs uint64 // wall clock, unix milliseconds
-}
-
-// tokenPrefix begins the text of a join token, so that one found in a log is known for what it is.
-const tokenPrefix = "tierq-join-"
-
-// FormatJoinToken returns the text of a token: what its owner keeps. The secret has 32 bytes.
-func FormatJoinToken(id uint64, secret []byte) string {
-	return fmt.Sprintf("%s%x-%s", tokenPrefix, id, hex.EncodeToString(secret))
-}
-
-// ParseJoinToken reads what FormatJoinToken returned. Its error does not repeat the text.
-func ParseJoinToken(text string) (id uint64, secret []byte, err error) {
-	rest, ok := strings.CutPrefix(strings.TrimSpace(text), tokenPrefix)
-	number, digits, cut := strings.Cut(rest, "-")
-	id, numberErr := strconv.ParseUint(number, 16, 64)
-	secret, hexErr := hex.DecodeString(digits)
-	if !ok || !cut || numberErr != nil || hexErr != nil || id == 0 || len(secret) != 32 {
-		return 0, nil, fmt.Errorf("this is not a join token: it begins with %s and comes from `tierq host token`", tokenPrefix)
-	}
-	return id, secret, nil
 }
 
 // JoinHost adds a host, or changes its addresses or domain, as RegisterHost does, under the incarnation of its data directory: a random

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"crypto/sha256"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -127,18 +128,19 @@ func TestMovesAreBounded(t *testing.T) {
 
 func TestHostsJoinByToken(t *testing.T) {
 	s := fleet(t, HostFull, HostFull)
-	secret := make([]byte, 32)
-	secret[3] = 9
-	text := FormatJoinToken(77, secret)
-	id, got, err := ParseJoinToken(text + "\n")
+	token, text := NewJoinToken(9)
+	id, hash, err := ParseJoinToken(text + "\n")
 	require.NoError(t, err)
-	require.EqualValues(t, 77, id)
-	require.Equal(t, secret, got)
-	for _, bad := range []string{"", "tierq-join-", "tierq-join-4d-00", text[1:], text + "00", "tierq-join-0-" + text[len(text)-64:]} {
+	require.Equal(t, token, JoinToken{ID: id, Hash: hash, ExpiresMs: 9})
+	_, access := NewAccessToken("", RoleProduce, "")
+	for _, bad := range []string{"", "tierq-join-", "tierq-join-4d-00", text[1:], text[len("tierq-join-"):], text + "00", "tierq-join-0-" + text[len(text)-64:], access} {
 		_, _, err := ParseJoinToken(bad)
 		require.ErrorContains(t, err, "not a join token")
 	}
-	hash := sha256.Sum256(secret)
+	id, hash, err = ParseJoinToken("tierq-join-4d-" + strings.Repeat("00", 32))
+	require.NoError(t, err)
+	require.EqualValues(t, 77, id)
+	require.Equal(t, sha256.Sum256(make([]byte, 32)), hash)
 	apply(t, s, &CreateJoinToken{Token: JoinToken{ID: 77, Hash: hash, ExpiresMs: 100}, NowMs: 100}, code.InvalidArgument)
 	apply(t, s, &CreateJoinToken{Token: JoinToken{ID: 77, Hash: hash, ExpiresMs: 100}, NowMs: 10}, code.OK)
 	apply(t, s, &CreateJoinToken{Token: JoinToken{ID: 77, Hash: hash, ExpiresMs: 100}, NowMs: 10}, code.OK)
