@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGuides runs the blocks of every page of docs/guides, each page from top to bottom, as a reader would: commands in a shell,
+// TestGuides runs the blocks of every page of docs/guides, and of the README, each page from top to bottom, as a reader would: commands in a shell,
 // Go programs with go run. The program is built, and the fleet is a development fleet. Everything must succeed.
 func TestGuides(t *testing.T) {
 	if testing.Short() {
@@ -31,11 +31,13 @@ func TestGuides(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/guides/*.md")
 	require.NoError(t, err)
 	require.NotEmpty(t, pages)
-	for _, page := range pages {
+	// The README is for who has nothing yet: it builds the program, and speaks to the port of `tierq dev`.
+	here := strings.NewReplacer("go build -o tierq ./cmd/tierq", "cp "+program+" tierq", "localhost:7188", addrs[0], "curl -s ", "curl -sf ")
+	for _, page := range append(pages, "../../README.md") {
 		t.Run(strings.TrimSuffix(filepath.Base(page), ".md"), func(t *testing.T) {
 			text, err := os.ReadFile(page)
 			require.NoError(t, err)
-			blocks := blocksOf(string(text))
+			blocks := blocksOf(here.Replace(string(text)))
 			require.NotEmpty(t, blocks, "a guide shows what to type")
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 			defer cancel()
