@@ -47,7 +47,7 @@ func TestFaultIdleShards(t *testing.T) {
 }
 
 func idleShards(t *testing.T, f *fleet, profile string) {
-	c := f.client(client.Options{RefreshEvery: -1})
+	c := f.client(client.Options{RefreshEvery: -1, PublishTimeout: 2 * readyWithin})
 	empty := f.residentBytes()
 	names := make([]string, *idleFlag)
 	for i := range names {
