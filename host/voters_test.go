@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -12,18 +13,11 @@ import (
 	"github.com/tierq/tierq/host/catalog"
 )
 
-// voters waits until the catalog votes on these hosts, and nothing moves, and the shard's membership says the same.
-func (f *testFleet) voters(hosts ...uint64) {
-	f.t.Helper()
-	f.becomes(catalog.ShardID, hosts...)
-	f.agrees(catalog.ShardID)
-}
-
 // TestCatalogVotersFollowTheFleet: with the fifth full host the catalog gets five voters, one that is silent for long is replaced, and with the
 // third that leaves it has three again. Whoever reports a step stops before the catalog hears of it, at every step.
 func TestCatalogVotersFollowTheFleet(t *testing.T) {
 	f := newTestFleet(t, 3, 0)
-	f.tune = func(c *Config) { c.CatalogPatience = 2 * time.Second }
+	f.tune = func(c *Config) { c.CatalogPatience = 4 * time.Second }
 	var mu sync.Mutex
 	crashed := map[catalog.MoveEvent]bool{}
 	crash := make(chan uint64, 16)
@@ -40,42 +34,41 @@ func TestCatalogVotersFollowTheFleet(t *testing.T) {
 			return errors.New("the host crashes here")
 		}
 	}
-	dies := func() {
+	// until waits for a state, and starts the hosts again that crash meanwhile.
+	until := func(what string, reached func() bool) {
 		t.Helper()
-		select {
-		case id := <-crash:
-			cfg := f.hosts[id].cfg
-			f.stop(id)
-			f.open(cfg)
-		case <-time.After(patience):
-			t.Fatalf("no further step: %v", f.any().Catalog().Moves())
+		for deadline := time.Now().Add(patience); !reached(); {
+			require.True(t, time.Now().Before(deadline), "%s: %v", what, f.any().Catalog().Moves())
+			select {
+			case id := <-crash:
+				cfg := f.hosts[id].cfg
+				f.stop(id)
+				f.open(cfg)
+			case <-time.After(5 * time.Millisecond):
+			}
 		}
+	}
+	votes := func(hosts ...uint64) {
+		t.Helper()
+		until(fmt.Sprintf("the catalog is on hosts %v", hosts), func() bool {
+			_, moves := f.any().Catalog().Move(catalog.ShardID)
+			return !moves && slices.Equal(f.on(catalog.ShardID), hosts)
+		})
+		f.agrees(catalog.ShardID)
 	}
 	f.startAll()
 	f.settled(catalog.ShardID)
 	f.join(4, catalog.HostFull)
 	f.join(5, catalog.HostFull)
-	dies() // added
-	dies() // promoted
-	f.voters(1, 2, 3, 4, 5)
+	votes(1, 2, 3, 4, 5)
 
-	// Two of five are down: the catalog goes on, and the one that is silent for long is replaced when there is a sixth host.
+	// One is silent for long, and replaced when there is a sixth host.
 	f.stop(2)
 	f.join(6, catalog.HostFull)
-	dies() // left, of the one that is silent, or cleared
-	mu.Lock()
-	for _, e := range []catalog.MoveEvent{catalog.MoveLeft, catalog.MoveCleared} {
-		if !crashed[e] {
-			mu.Unlock()
-			dies()
-			mu.Lock()
-		}
-	}
-	mu.Unlock()
-	f.voters(1, 3, 4, 5, 6)
+	votes(1, 3, 4, 5, 6)
 	f.start(2)
 	f.ready()
-	eventually(t, "the host that was silent removes what it had", func() bool {
+	until("the host that was silent removes what it had", func() bool {
 		p, _ := f.hosts[2].Catalog().Placement(catalog.ShardID)
 		r, _ := p.OnHost(2)
 		_, runs := f.hosts[2].SelfReplica(catalog.ShardID)
@@ -86,10 +79,15 @@ func TestCatalogVotersFollowTheFleet(t *testing.T) {
 	_, leads, _, _ := f.hosts[3].Leader(catalog.ShardID)
 	f.change(&catalog.DrainHost{HostID: leads})
 	rest := slices.DeleteFunc([]uint64{1, 2, 3, 4, 5, 6}, func(id uint64) bool { return id == leads })
-	f.voters(rest...)
+	votes(rest...)
 	f.change(&catalog.DrainHost{HostID: rest[0]})
-	eventually(t, "three voters are left", func() bool { return len(f.on(catalog.ShardID)) == 3 && len(f.any().Catalog().Moves()) == 0 })
+	until("three voters are left", func() bool { return len(f.on(catalog.ShardID)) == 3 && len(f.any().Catalog().Moves()) == 0 })
 	f.agrees(catalog.ShardID)
 	require.NotContains(t, f.on(catalog.ShardID), leads)
 	require.NotContains(t, f.on(catalog.ShardID), rest[0])
+	for _, e := range []catalog.MoveEvent{catalog.MoveAdded, catalog.MovePromoted, catalog.MoveLeft, catalog.MoveCleared} {
+		mu.Lock()
+		require.True(t, crashed[e], "event %d", e)
+		mu.Unlock()
+	}
 }

@@ -295,9 +295,17 @@ func TestCatalogFollowsTheFleet(t *testing.T) {
 	c.settle()
 	require.ElementsMatch(t, []int{1, 2, 4}, c.votes(), "four are no better than three")
 	c.must(&RegisterHost{host(6, fu)})
+	m, ok := c.step()
+	require.True(t, ok)
+	c.must(m.Command())
+	c.finish()
+	c.dead[5], c.dead[6] = true, true
+	_, ok = c.step()
+	require.False(t, ok, "four wait for the fifth, which is away for a moment")
+	c.dead[5], c.dead[6] = false, false
 	c.settle()
 	require.ElementsMatch(t, []int{1, 2, 4, 5, 6}, c.votes())
-	_, ok := c.step()
+	_, ok = c.step()
 	require.False(t, ok)
 
 	// A short silence changes nothing, a long one neither while there is no sixth host.
@@ -329,7 +337,7 @@ func TestCatalogFollowsTheFleet(t *testing.T) {
 	c.settle()
 	require.ElementsMatch(t, []int{6, 7, -3}, c.votes())
 	c.must(&DrainHost{HostID: 6})
-	m, ok := c.step()
+	m, ok = c.step()
 	require.True(t, ok)
 	require.False(t, m.Possible())
 	require.Contains(t, m.Reason, "let another full host join")

@@ -84,11 +84,11 @@ func (s *voters) why(r Replica) string {
 	return "silent"
 }
 
-// reach returns how many full voters there can be, up to want.
+// reach returns how many full voters there can be, up to want: a host that is away for a moment counts.
 func (s *voters) reach(want int) int {
 	seats := slices.Clone(s.full)
 	for len(seats) < want {
-		h := s.candidate(seats, HostFull, want)
+		h := s.best(seats, HostFull, want, func(id uint64) bool { return !s.silent(id) })
 		if h == 0 {
 			break
 		}
@@ -97,9 +97,14 @@ func (s *voters) reach(want int) int {
 	return len(seats)
 }
 
-// candidate returns the best host of a role to vote beside seats, of which there are to be want, 0 if there is none: one in a domain that no
-// seat is in, then the least loaded. No domain gets a majority.
+// candidate is best of the hosts that are alive.
 func (s *voters) candidate(seats []Replica, role HostRole, want int) uint64 {
+	return s.best(seats, role, want, s.alive)
+}
+
+// best returns the best host of a role to vote beside seats, of which there are to be want, 0 if there is none: one in a domain that no
+// seat is in, then the least loaded. No domain gets a majority.
+func (s *voters) best(seats []Replica, role HostRole, want int, there func(uint64) bool) uint64 {
 	inDomain := make(map[string]int)
 	taken := make(map[uint64]bool)
 	for _, r := range seats {
@@ -114,7 +119,7 @@ func (s *voters) candidate(seats []Replica, role HostRole, want int) uint64 {
 	var best Host
 	for _, h := range s.v.Hosts() {
 		n := inDomain[h.failureDomain()]
-		if h.Role != role || s.v.d.hostStates[h.ID] != HostActive || !s.alive(h.ID) || taken[h.ID] || n+1 > want/2 || s.load[h.ID] >= MaxReplicasPerHost {
+		if h.Role != role || s.v.d.hostStates[h.ID] != HostActive || !there(h.ID) || taken[h.ID] || n+1 > want/2 || s.load[h.ID] >= MaxReplicasPerHost {
 			continue
 		}
 		if best.ID == 0 || cmp.Or(cmp.Compare(n, inDomain[best.failureDomain()]), cmp.Compare(s.load[h.ID], s.load[best.ID])) < 0 {
