@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest"
 
 	"github.com/tierq/tierq/node/api"
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
@@ -26,24 +24,7 @@ func openGuarded(t *testing.T) *Dev {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "operator")
 	require.NoError(t, os.WriteFile(file, []byte(operatorToken+"\n"), 0o600))
-	ports, err := FreePorts(1)
-	require.NoError(t, err)
-	hosts, err := devHosts(DevConfig{Dir: dir, API: addr(ports[0])})
-	require.NoError(t, err)
-	d := &Dev{}
-	for _, h := range hosts {
-		cfg := Config{Host: h.ID, Data: filepath.Join(dir, "host-"+itoa(h.ID)), Hosts: hosts, Admin: "127.0.0.1:0", Auth: &AuthConfig{Required: true, OperatorTokenFile: file}}
-		n, err := Open(cfg, Listeners{}, zaptest.NewLogger(t, zaptest.Level(zap.WarnLevel)))
-		require.NoError(t, err)
-		d.Nodes = append(d.Nodes, n)
-	}
-	t.Cleanup(func() { require.NoError(t, d.Close()) })
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for _, n := range d.Nodes {
-		require.NoError(t, n.AwaitReady(ctx))
-	}
-	return d
+	return openDevWith(t, dir, func(_ HostConfig, c *Config) { c.Auth = &AuthConfig{Required: true, OperatorTokenFile: file} })
 }
 
 // A fleet that wants tokens: what each may do, over every host, and that tenants neither see nor disturb each other (G10).

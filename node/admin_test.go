@@ -135,23 +135,24 @@ func (f *adminFleet) explain(queueName, group string, a queue.Address, key strin
 	})
 }
 
-func TestAdmin(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short opens no fleet")
-	}
-	t.Parallel()
-	d := openDev(t, t.TempDir())
-	defer func() { require.NoError(t, d.Close()) }()
-	for name, test := range map[string]func(*adminFleet){
-		"purge": testPurge, "options": testOptions, "group": testGroupPolicy, "delayed": testDelayed, "browse": testBrowse,
-		"lookup": testLookup, "consumers": testConsumers, "explain": testExplain, "dead": testDead, "claim": testClaim, "alerts": testAlerts,
-	} {
+// onOneFleet runs tests one after the other on one fleet.
+func onOneFleet(t *testing.T, each time.Duration, tests map[string]func(*adminFleet)) {
+	t.Helper()
+	d, _ := devFleet(t, time.Duration(len(tests))*each)
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), each)
 			defer cancel()
 			test(&adminFleet{t: t, d: d, ctx: ctx})
 		})
 	}
+}
+
+func TestAdmin(t *testing.T) {
+	onOneFleet(t, time.Minute, map[string]func(*adminFleet){
+		"purge": testPurge, "options": testOptions, "group": testGroupPolicy, "delayed": testDelayed, "browse": testBrowse,
+		"lookup": testLookup, "consumers": testConsumers, "explain": testExplain, "dead": testDead, "claim": testClaim, "alerts": testAlerts,
+	})
 }
 
 func testPurge(f *adminFleet) {

@@ -124,14 +124,7 @@ func fill(ctx context.Context, t *testing.T, d *Dev, c *client.Client, name stri
 
 // TestBackup saves a queue, publishes more, restores it under another name with a break in between, and finds what was saved.
 func TestBackup(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short opens no fleet")
-	}
-	t.Parallel()
-	d := openDev(t, t.TempDir())
-	defer func() { require.NoError(t, d.Close()) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-	defer cancel()
+	d, ctx := devFleet(t, time.Minute)
 	c := newClient(t, d, client.Options{})
 	receipt := fill(ctx, t, d, c, "orders")
 	var want contents

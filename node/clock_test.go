@@ -3,14 +3,11 @@ package node
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest"
 
 	"github.com/tierq/tierq/node/api"
 	"github.com/tierq/tierq/queue"
@@ -24,28 +21,14 @@ func TestClockJumps(t *testing.T) {
 		t.Skip("-short opens no fleet")
 	}
 	t.Parallel()
-	dir := t.TempDir()
-	ports, err := FreePorts(1)
-	require.NoError(t, err)
-	hosts, err := devHosts(DevConfig{Dir: dir, API: addr(ports[0])})
-	require.NoError(t, err)
-	d := &Dev{}
 	ahead := make(map[uint64]*atomic.Int64)
-	for _, h := range hosts {
+	d := openDevWith(t, t.TempDir(), func(h HostConfig, c *Config) {
 		by := new(atomic.Int64)
 		ahead[h.ID] = by
-		cfg := Config{Host: h.ID, Data: filepath.Join(dir, "host-"+itoa(h.ID)), Hosts: hosts, Admin: "127.0.0.1:0",
-			wall: func() time.Time { return time.Now().Add(time.Duration(by.Load())) }}
-		n, err := Open(cfg, Listeners{}, zaptest.NewLogger(t, zaptest.Level(zap.WarnLevel)))
-		require.NoError(t, err)
-		d.Nodes = append(d.Nodes, n)
-	}
-	t.Cleanup(func() { require.NoError(t, d.Close()) })
+		c.wall = func() time.Time { return time.Now().Add(time.Duration(by.Load())) }
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
-	for _, n := range d.Nodes {
-		require.NoError(t, n.AwaitReady(ctx))
-	}
 
 	f := &adminFleet{t: t, d: d, ctx: ctx}
 	f.create("q", queue.QueueOptions{})
@@ -91,6 +74,7 @@ func TestClockJumps(t *testing.T) {
 		by.Store(int64(jump))
 		var seen api.ClockState
 		require.Eventually(t, func() bool {
+			var err error
 			seen, err = jumps.AcceptClock(ctx, jumps.id, true)
 			return err == nil && seen.Refused
 		}, 30*time.Second, 10*time.Millisecond, "by %v", jump)
@@ -110,7 +94,7 @@ func TestClockJumps(t *testing.T) {
 		require.True(t, clockRow(t, ctx, other, jumps.id).ClockRefused)
 
 		if jump < 0 {
-			_, err = jumps.AcceptClock(ctx, jumps.id, false)
+			_, err := jumps.AcceptClock(ctx, jumps.id, false)
 			require.NoError(t, err)
 		} else {
 			by.Store(0)

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -22,6 +23,45 @@ func openDev(t *testing.T, dir string) *Dev {
 	require.NoError(t, err)
 	d, err := OpenDev(DevConfig{Dir: dir, API: addr(ports[0]), Admin: addr(ports[1])}, zaptest.NewLogger(t, zaptest.Level(zapLevel)))
 	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, n := range d.Nodes {
+		require.NoError(t, n.AwaitReady(ctx))
+	}
+	return d
+}
+
+// devFleet is a fleet of two full hosts and a witness, which ends with the test, and a context of so long. It runs beside other tests, and not
+// under -short.
+func devFleet(t *testing.T, long time.Duration) (*Dev, context.Context) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("-short opens no fleet")
+	}
+	t.Parallel()
+	d := openDev(t, t.TempDir())
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	ctx, cancel := context.WithTimeout(t.Context(), long)
+	t.Cleanup(cancel)
+	return d, ctx
+}
+
+// openDevWith is such a fleet with more in each host's configuration, in a directory.
+func openDevWith(t *testing.T, dir string, more func(HostConfig, *Config)) *Dev {
+	t.Helper()
+	ports, err := FreePorts(1)
+	require.NoError(t, err)
+	hosts, err := devHosts(DevConfig{Dir: dir, API: addr(ports[0])})
+	require.NoError(t, err)
+	d := &Dev{}
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	for _, h := range hosts {
+		cfg := Config{Host: h.ID, Data: filepath.Join(dir, "host-"+itoa(h.ID)), Hosts: hosts, Admin: "127.0.0.1:0"}
+		more(h, &cfg)
+		n, err := Open(cfg, Listeners{}, zaptest.NewLogger(t, zaptest.Level(zapLevel)))
+		require.NoError(t, err)
+		d.Nodes = append(d.Nodes, n)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for _, n := range d.Nodes {

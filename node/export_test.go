@@ -18,21 +18,9 @@ import (
 
 // TestExports: dead letters go to the queue that their group names, in a fleet of two full hosts and a witness.
 func TestExports(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short opens no fleet")
-	}
-	t.Parallel()
-	d := openDev(t, t.TempDir())
-	defer func() { require.NoError(t, d.Close()) }()
-	for name, test := range map[string]func(*adminFleet){
+	onOneFleet(t, 90*time.Second, map[string]func(*adminFleet){
 		"moves": testExportsOverMoves, "loops": testExportLoops, "full": testExportsToAFullQueue, "deleted": testExportsToADeletedQueue, "B16 ring": testB16Ring,
-	} {
-		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-			defer cancel()
-			test(&adminFleet{t: t, d: d, ctx: ctx})
-		})
-	}
+	})
 }
 
 func (f *adminFleet) stored(queueName string) (list []queue.StoredMessage) {
@@ -339,6 +327,17 @@ func testExportsToADeletedQueue(f *adminFleet) {
 	require.Len(f.t, f.stored("deleted.dead"), 4)
 }
 
+// waitingExports makes n dead letters of shop, whose queue shop.dead has room for fewer, and waits until the rest waits.
+func (f *adminFleet) waitingExports(room uint64, n int) (bodies []string) {
+	f.t.Helper()
+	f.create("shop", queue.QueueOptions{})
+	f.create("shop.dead", queue.QueueOptions{MaxMessages: room})
+	f.group("shop", "g", queue.GroupConfig{DeadLetterQueue: "shop.dead"})
+	bodies = f.reject("shop", "g", "m", n)
+	require.Eventually(f.t, func() bool { return f.atHomeParked("shop", "g") != nil }, 30*time.Second, 20*time.Millisecond)
+	return bodies
+}
+
 // TestExportsOverARestart stops the fleet while dead letters are parked on their way; the fleet that comes back goes on.
 func TestExportsOverARestart(t *testing.T) {
 	if testing.Short() {
@@ -350,11 +349,7 @@ func TestExportsOverARestart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
 	f := &adminFleet{t: t, d: d, ctx: ctx}
-	f.create("shop", queue.QueueOptions{})
-	f.create("shop.dead", queue.QueueOptions{MaxMessages: 5})
-	f.group("shop", "g", queue.GroupConfig{DeadLetterQueue: "shop.dead"})
-	want := f.reject("shop", "g", "m", 30)
-	require.Eventually(t, func() bool { return f.atHomeParked("shop", "g") != nil }, 30*time.Second, 20*time.Millisecond)
+	want := f.waitingExports(5, 30)
 	require.NoError(t, d.Close())
 
 	d = openDev(t, dir)
@@ -386,11 +381,7 @@ func TestExportsOverALostHost(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 120*time.Second)
 	defer cancel()
 	f := &adminFleet{t: t, d: d, ctx: ctx}
-	f.create("shop", queue.QueueOptions{})
-	f.create("shop.dead", queue.QueueOptions{MaxMessages: 20})
-	f.group("shop", "g", queue.GroupConfig{DeadLetterQueue: "shop.dead"})
-	want := f.reject("shop", "g", "m", 60)
-	require.Eventually(t, func() bool { return f.atHomeParked("shop", "g") != nil }, 30*time.Second, 20*time.Millisecond)
+	want := f.waitingExports(20, 60)
 	lost, rest := d.Nodes[0], d.Nodes[1]
 	if f.info("shop", "g").HomeHost == rest.id {
 		lost, rest = rest, lost

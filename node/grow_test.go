@@ -19,14 +19,7 @@ import (
 // A queue of one partition grows to four while it is published into and groups are made and deleted: every message is in every group,
 // once. Drivers that stop are in TestGrowWhileDriversStop, and in the model of node/api (TestGroupsWhileGrowing).
 func TestGrow(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short opens no fleet")
-	}
-	t.Parallel()
-	d := openDev(t, t.TempDir())
-	defer func() { require.NoError(t, d.Close()) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
+	d, ctx := devFleet(t, 2*time.Minute)
 	f := &partitionFleet{T: t, d: d, ctx: ctx}
 	f.c = f.client(client.Options{})
 	for _, test := range []struct {

@@ -55,14 +55,7 @@ func (f *partitionFleet) refused(err error, want code.Code) {
 // Queues of four partitions on a fleet of two full hosts and a witness: placing, sums over partitions, one consumer for all,
 // order by key over home moves.
 func TestPartitions(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short opens no fleet")
-	}
-	t.Parallel()
-	d := openDev(t, t.TempDir())
-	defer func() { require.NoError(t, d.Close()) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
+	d, ctx := devFleet(t, 4*time.Minute)
 	for _, test := range []struct {
 		name string
 		run  func(*partitionFleet)

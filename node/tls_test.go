@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest"
 
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/certs"
@@ -35,28 +34,15 @@ func (f *tlsFleet) hostDir(id uint64) string { return filepath.Join(f.dir, "cert
 
 func openTLS(t *testing.T) *tlsFleet {
 	t.Helper()
-	f := &tlsFleet{Dev: &Dev{}, t: t, dir: t.TempDir(), peer: certstest.NewCA(t, "hosts"), apiC: certstest.NewCA(t, "clients")}
-	ports, err := FreePorts(1)
-	require.NoError(t, err)
-	hosts, err := devHosts(DevConfig{Dir: f.dir, API: addr(ports[0])})
-	require.NoError(t, err)
-	for _, h := range hosts {
-		cfg := Config{Host: h.ID, Data: filepath.Join(f.dir, "host-"+itoa(h.ID)), Hosts: hosts, Admin: "127.0.0.1:0", TLS: &TLSFiles{}, TLSRequireHostIDs: true}
-		cfg.TLS.Cert, cfg.TLS.Key, cfg.TLS.CA = f.peer.Files(f.hostDir(h.ID), time.Hour, "127.0.0.1", "tierq:///"+itoa(h.ID))
+	f := &tlsFleet{t: t, dir: t.TempDir(), peer: certstest.NewCA(t, "hosts"), apiC: certstest.NewCA(t, "clients")}
+	f.Dev = openDevWith(t, f.dir, func(h HostConfig, c *Config) {
+		c.TLS, c.TLSRequireHostIDs = &TLSFiles{}, true
+		c.TLS.Cert, c.TLS.Key, c.TLS.CA = f.peer.Files(f.hostDir(h.ID), time.Hour, "127.0.0.1", "tierq:///"+itoa(h.ID))
 		if h.Role == RoleFull {
-			cfg.APITLS = &TLSFiles{}
-			cfg.APITLS.Cert, cfg.APITLS.Key, cfg.APITLS.CA = f.apiC.Files(f.hostDir(h.ID)+"-api", time.Hour, "127.0.0.1")
+			c.APITLS = &TLSFiles{}
+			c.APITLS.Cert, c.APITLS.Key, c.APITLS.CA = f.apiC.Files(f.hostDir(h.ID)+"-api", time.Hour, "127.0.0.1")
 		}
-		n, err := Open(cfg, Listeners{}, zaptest.NewLogger(t, zaptest.Level(zap.WarnLevel)))
-		require.NoError(t, err)
-		f.Nodes = append(f.Nodes, n)
-	}
-	t.Cleanup(func() { require.NoError(t, f.Close()) })
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	for _, n := range f.Nodes {
-		require.NoError(t, n.AwaitReady(ctx))
-	}
+	})
 	return f
 }
 
