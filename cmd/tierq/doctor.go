@@ -132,6 +132,7 @@ func (a *app) examine(ctx context.Context, c *client.Client, names, admin []stri
 			names = append(names, q.Name)
 		}
 	}
+	ways := deadLetterWays{}
 	for _, name := range names {
 		q, err := c.DescribeQueue(ctx, name)
 		if err != nil {
@@ -145,6 +146,7 @@ func (a *app) examine(ctx context.Context, c *client.Client, names, admin []stri
 			return err
 		}
 		d.examineQueue(q, gs, st.Hosts)
+		ways.add(name, gs)
 		if growths, err := c.Growths(ctx, name); err == nil { // hosts of an earlier version do not tell
 			d.examineGrowths(name, growths)
 		}
@@ -159,6 +161,8 @@ func (a *app) examine(ctx context.Context, c *client.Client, names, admin []stri
 			d.check("digests", name, equal, resultFail, "the replicas differ: %s", detail)
 		}
 	}
+	ways.follow(ctx, c)
+	d.examineLoops(ways, names)
 	if len(admin) > 0 {
 		d.examineStats(ctx, admin, names)
 	}
