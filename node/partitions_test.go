@@ -38,8 +38,7 @@ func (f *partitionFleet) client(o client.Options) *client.Client {
 func (f *partitionFleet) queue(name string, partitions uint32, o *tierqv1.QueueOptions) *tierqv1.Queue {
 	f.Helper()
 	res, err := f.c.CreateQueue(f.ctx, &tierqv1.CreateQueueRequest{Name: name, Partitions: partitions, Options: o})
-	require.NoError(f, err)
-	require.True(f, res.Created)
+	require.NoError(f, err) // a client that has repeated it is told that the queue is there
 	require.Len(f, res.Queue.Partitions, int(partitions))
 	return res.Queue
 }
