@@ -35,6 +35,7 @@ type Client struct {
 	base    context.Context // ends when the client is closed
 	end     context.CancelFunc
 	wg      sync.WaitGroup
+	hands   *hands
 	refresh chan struct{}
 	buffer  *buffer
 
@@ -59,6 +60,7 @@ func New(o Options) (*Client, error) {
 	}
 	c := &Client{
 		opts: o, randomProducer: random, scheme: o.scheme(), log: o.Logger,
+		hands:   newHands(),
 		refresh: make(chan struct{}, 1),
 		stubs:   map[string]*apis{},
 		streams: map[streamKey]*stream{},
@@ -95,6 +97,7 @@ func (c *Client) Close(ctx context.Context) error {
 	c.end()
 	c.failStreams()
 	c.wg.Wait()
+	c.hands.close()
 	c.router.close()
 	if t, ok := c.opts.HTTPClient.Transport.(*http.Transport); ok {
 		t.CloseIdleConnections()
