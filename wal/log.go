@@ -558,7 +558,7 @@ func (l *Log) CompactEntriesTo(uint64, uint64, uint64) (<-chan struct{}, error) 
 var closedChan = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // EntryBytes is how many bytes of the log a replica's entries take, so that its host can ask for a snapshot in
-// time. It takes time in proportion to the number of saves that the replica still has entries of.
+// time.
 func (l *Log) EntryBytes(shardID, replicaID uint64) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -566,7 +566,21 @@ func (l *Log) EntryBytes(shardID, replicaID uint64) int64 {
 	if r == nil {
 		return 0
 	}
-	return r.entryBytes()
+	return r.spanBytes
+}
+
+// Marks are how far a replica's log is.
+type Marks struct{ Commit, Last, SnapshotIndex uint64 }
+
+// Marks returns those of a replica, at one moment; false if the log holds nothing of it. It looks at none of its entries.
+func (l *Log) Marks(shardID, replicaID uint64) (Marks, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.replicas[replicaKey{shardID, replicaID}]
+	if r == nil || r.m.removed {
+		return Marks{}, false
+	}
+	return Marks{Commit: r.m.state.Commit, Last: r.m.last, SnapshotIndex: r.snapIndex}, true
 }
 
 // Replica returns what the log knows of a replica, at one moment; false if it holds nothing of it.
@@ -583,7 +597,7 @@ func (l *Log) Replica(shardID, replicaID uint64) (ReplicaReport, bool) {
 // LastEntry returns the index and term of a replica's last entry, or of its snapshot when no entry follows that; 0 if the log holds
 // neither.
 func (l *Log) LastEntry(shardID, replicaID uint64) (index, term uint64, err error) {
-	r, ok := l.Replica(shardID, replicaID)
+	r, ok := l.Marks(shardID, replicaID)
 	switch {
 	case !ok:
 		return 0, 0, nil
@@ -596,14 +610,6 @@ func (l *Log) LastEntry(shardID, replicaID uint64) (index, term uint64, err erro
 	}
 	s, err := l.GetSnapshot(shardID, replicaID)
 	return s.Index, s.Term, err
-}
-
-func (r *replica) entryBytes() int64 {
-	n := int64(0)
-	for i := range r.spans {
-		n += int64(r.spans[i].size)
-	}
-	return n
 }
 
 // SaveSnapshots implements raftio.ILogDB: it makes newer snapshot records durable, together with the
@@ -740,8 +746,13 @@ func (l *Log) Check() error {
 // checkSpanCounts verifies what the segments know of the replica's spans.
 func (r *replica) checkSpanCounts(segs []*segment) error {
 	n := make(map[*segment]int)
+	bytes := int64(0)
 	for i := range r.spans {
 		n[r.spans[i].seg]++
+		bytes += int64(r.spans[i].size)
+	}
+	if bytes != r.spanBytes {
+		return fmt.Errorf("BUG: wal: the entries of shard %d replica %d are counted with %d bytes, have %d", r.key.shardID, r.key.replicaID, r.spanBytes, bytes)
 	}
 	for _, s := range segs {
 		if s.spans[r] != n[s] {

@@ -48,6 +48,7 @@ type replica struct {
 
 	snapIndex uint64
 	spans     []span
+	spanBytes int64 // of the records of the spans that are pinned
 
 	metaAt place    // newest meta record
 	lastAt *segment // segment of the record that says m.last, if newer than the meta record
@@ -235,6 +236,7 @@ func (r *replica) pinSpan(s *span) {
 		return
 	}
 	pin(s.seg, s.size)
+	r.spanBytes += int64(s.size)
 	if s.seg.spans == nil {
 		s.seg.spans = make(map[*replica]int)
 	}
@@ -246,6 +248,7 @@ func (r *replica) unpinSpan(s *span) {
 		return
 	}
 	unpin(s.seg, s.size)
+	r.spanBytes -= int64(s.size)
 	if n := s.seg.spans[r]; n > 1 {
 		s.seg.spans[r] = n - 1
 	} else {

@@ -267,7 +267,7 @@ func stats(dir string, fs fileSystem) (Report, error) {
 func (r *replica) report() ReplicaReport {
 	rep := ReplicaReport{ShardID: r.key.shardID, ReplicaID: r.key.replicaID, Term: r.m.state.Term, Vote: r.m.state.Vote,
 		Commit: r.m.state.Commit, Last: r.m.last, SnapshotIndex: r.snapIndex, Spans: len(r.spans),
-		Witness: r.isWitness(), Removed: r.m.removed, EntryBytes: r.entryBytes()}
+		Witness: r.isWitness(), Removed: r.m.removed, EntryBytes: r.spanBytes}
 	if len(r.spans) > 0 {
 		rep.First = r.spans[0].first
 	}
