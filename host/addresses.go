@@ -94,6 +94,13 @@ func (b *addressBook) hostAt(address string) (hostID uint64, ok bool) {
 	return 0, false
 }
 
+// addresses returns where a host is looked for.
+func (b *addressBook) addresses(hostID uint64) (raft, peer string, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.addressesLocked(hostID)
+}
+
 // peer returns the address of a host's peer API.
 func (b *addressBook) peer(hostID uint64) (string, bool) {
 	b.mu.Lock()

@@ -144,6 +144,8 @@ type Config struct {
 	// OnLeader is called when a replica of this host learns of a leader, 0 for none. It may be late: a dead leader stays until
 	// an election.
 	OnLeader func(shard uint64, leader queue.ReplicaID, term uint64)
+	// OnEnded is called when a host is found to have ended: it is silent from now on.
+	OnEnded func(hostID uint64)
 	// OnCatalog is called with each newer view, in order of versions; versions may be skipped.
 	OnCatalog func(*catalog.View)
 	// OnLastEntry is called after a replica's last saved entry is durable on this host.

@@ -101,15 +101,22 @@ func (h *RaftHost) Leader(shard uint64) (replica queue.ReplicaID, hostID, term u
 	return replica, hostID, term, ok
 }
 
-// ownLeader asks this host's replica.
+// ownLeader asks this host's replica. What the engine has told of a leader it says itself only once that is on its disk: who is woken by
+// the one must not be answered by the other.
 func (h *RaftHost) ownLeader(shard uint64) (queue.ReplicaID, uint64) {
 	if !h.gate.enter() {
 		return 0, 0
 	}
 	defer h.gate.leave()
 	leader, term, known, err := h.nodeHost.GetLeaderID(shard)
-	if err != nil || !known {
+	if err != nil {
 		return 0, term
+	}
+	if !known {
+		leader = 0
+	}
+	if told := h.leaders.get(shard); told.term > term || told.term == term && leader == 0 {
+		return told.replica, told.term
 	}
 	return queue.ReplicaID(leader), term
 }

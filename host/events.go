@@ -53,11 +53,11 @@ func (b *leaderBoard) set(shard uint64, l leadership) {
 	b.changed.signal()
 }
 
-// of returns who leads a shard, 0 if that is not known.
-func (b *leaderBoard) of(shard uint64) queue.ReplicaID {
+// get returns who leads a shard; replica 0: that is not known.
+func (b *leaderBoard) get(shard uint64) leadership {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.shards[shard].replica
+	return b.shards[shard]
 }
 
 func (b *leaderBoard) forget(shard uint64) {

@@ -60,6 +60,7 @@ type RaftHost struct {
 	book     *addressBook
 	gate     *gate
 	holds    holds
+	endings  *endings
 	lowSpace atomic.Bool // this host's disk is nearly full
 	raftLog  atomic.Pointer[wal.Log]
 
@@ -168,6 +169,7 @@ func newRaftHost(cfg Config) *RaftHost {
 		refused:     make(chan struct{}),
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
+	h.endings = newEndings(h)
 	h.view.Store(catalog.NewState().Seal())
 	h.catalog = &catalog.Machine{OnChange: h.signalApplied, OnPoison: func(err error) { h.stuck(catalog.ShardID, &trouble{err: err, forGood: true}) }}
 	h.registry = NewRegistry()
@@ -236,6 +238,7 @@ func (h *RaftHost) openPeers() (err error) {
 		Cert:         h.checkCert,
 		Through:      through,
 	})
+	h.endings.losses = h.peers
 	h.clock = newClock(h.cfg.WallClock, h.cfg.BootClock, h.peers.ClockOffsets)
 	h.clock.onSkew = h.tellSkew
 	return nil
@@ -345,6 +348,7 @@ func (h *RaftHost) Start() {
 		h.goTask(h.stopStuck)
 		h.goTask(h.reconcileLoop)
 		h.goTask(h.findHosts)
+		h.goTask(h.endings.run)
 	})
 }
 

@@ -281,7 +281,7 @@ func (h *RaftHost) reconcileShard(ctx context.Context, p catalog.Placement) erro
 	switch leader, _ := h.ownLeader(p.Shard); {
 	case r.Birth == catalog.BirthWitness:
 		return nil
-	case leader != r.ID && h.leaders.of(p.Shard) == r.ID:
+	case leader != r.ID && h.leaders.get(p.Shard).replica == r.ID:
 		return noLeader(p.Shard, nil) // the engine tells of an election before its replica knows of it
 	case leader != r.ID:
 		return nil
@@ -310,7 +310,7 @@ func (h *RaftHost) rests(p catalog.Placement) bool {
 		return true
 	}
 	if leader, _ := h.ownLeader(p.Shard); leader != r.ID {
-		return h.leaders.of(p.Shard) != r.ID
+		return h.leaders.get(p.Shard).replica != r.ID
 	}
 	for _, r := range p.Replicas {
 		if r.Birth == catalog.BirthWitness && !r.Member && !r.State.Gone() {

@@ -31,6 +31,7 @@ type transports struct{ h *RaftHost }
 
 // Create implements config.TransportFactory.
 func (t *transports) Create(nhc config.NodeHostConfig, requests raftio.MessageHandler, chunks raftio.ChunkHandler) raftio.ITransport {
+	t.h.endings.connect(requests, nhc.GetDeploymentID())
 	gate := &gatekeeper{fleet: t.h.fleetName, deployment: nhc.GetDeploymentID(), log: t.h.log}
 	requests, chunks = gate.messages(t.h.readMarks(requests)), gate.chunks(t.h.noteInstalls(chunks))
 	var under raftio.ITransport

@@ -311,7 +311,8 @@ func roleName(r catalog.Replica) string {
 	return "full"
 }
 
-// Publish implements api.Backend: at the leader's host it goes through the batcher, elsewhere it is forwarded there.
+// Publish implements api.Backend: at the leader's host it goes through the batcher, elsewhere it is forwarded there. One that finds no leader
+// is held for a while.
 func (n *Node) Publish(ctx context.Context, r api.Publish) (api.PublishReply, error) {
 	q, err := n.queueWith(ctx, r.Queue, r.Partition)
 	if err != nil {
@@ -328,9 +329,9 @@ func (n *Node) Publish(ctx context.Context, r api.Publish) (api.PublishReply, er
 	if err != nil {
 		return api.PublishReply{}, err
 	}
-	leader, host, _, ok := d.raft.Leader()
-	if !ok {
-		return api.PublishReply{}, &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 100}
+	leader, host, err := n.awaitLeader(ctx, d, publishSize(&r.Publish))
+	if err != nil {
+		return api.PublishReply{}, err
 	}
 	if leader != d.self {
 		return api.PublishReply{}, n.elsewhere(host, &code.Error{Code: code.StaleLeader, Effect: code.EffectNone, RetryAfterMs: 50,

@@ -71,6 +71,7 @@ type desk struct {
 	metrics *metrics
 	log     *zap.Logger
 
+	held       atomic.Int64 // bytes of publishes that wait for a leader
 	leadership leadership
 	level      *quorumLevel
 	lags       func() bool   // a full replica is behind; never nil

@@ -119,7 +119,7 @@ func open(cfg Config, ls Listeners, log *zap.Logger, adjust func(*host.Config)) 
 		return nil, err
 	}
 	n.catalog = n.raft.Catalog()
-	n.registry.MustRegister(newCollector(n), movesCollector{n}, buildInfo(cfg.Version))
+	n.registry.MustRegister(newCollector(n), movesCollector{n}, endedCollector{n}, buildInfo(cfg.Version))
 	n.watchCerts()
 	n.serve(ls)
 	n.raft.Start()
@@ -164,6 +164,7 @@ func (n *Node) hostConfig(ls Listeners) host.Config {
 		OnReplicaStopped: n.onStopped,
 		OnLeave:          n.onLeave,
 		OnLeader:         n.onLeader,
+		OnEnded:          n.onEnded,
 		OnCatalog:        n.onCatalog,
 	}
 	for _, h := range n.cfg.Hosts {
@@ -419,6 +420,16 @@ func (n *Node) onLeader(shard uint64, leader queue.ReplicaID, term uint64) {
 			}
 			d.keeper.LeaderKnown()
 		}
+		d.nudge()
+	}
+	n.signalLocked()
+}
+
+// onEnded wakes who waits for another leader, or replaces homes: a host is silent.
+func (n *Node) onEnded(uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, d := range n.desks {
 		d.nudge()
 	}
 	n.signalLocked()

@@ -82,6 +82,8 @@ type Backend interface {
 	// CopiesFor is everything that a host is to know of this host's replicas: of the shards that it leads.
 	CopiesFor(hostID uint64) []CopyReport
 	CopiesEnded(hostID uint64)
+	// ConnectionLost is told that the last connection that a host had made to this one has ended; it must not block.
+	ConnectionLost(hostID uint64)
 }
 
 // Config says how Peers is made; all fields but the last two are required.
@@ -125,7 +127,11 @@ type Peers struct {
 	others  map[uint64]*other
 	copies  map[uint64]*copySender
 	streams map[uint64]uint64 // streams of reports that each host has opened
+	conns   map[uint64]int    // connections that each host has made to this one
 	closed  bool
+
+	inbound sync.Map // net.Conn → *inbound
+	dialled dialled
 }
 
 // New returns the peer side of a host. It serves nothing before Start.
@@ -140,6 +146,7 @@ func New(cfg Config) *Peers {
 		others:    make(map[uint64]*other),
 		copies:    make(map[uint64]*copySender),
 		streams:   make(map[uint64]uint64),
+		conns:     make(map[uint64]int),
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	var both, h2 http.Protocols
@@ -152,14 +159,26 @@ func New(cfg Config) *Peers {
 		h2.SetUnencryptedHTTP2(true)
 	}
 	p.transport = &http.Transport{
-		Protocols:   &h2,
-		DialContext: (&net.Dialer{Timeout: time.Second}).DialContext,
+		Protocols: &h2,
+		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+			c, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			p.dialled.add(address, c)
+			return c, nil
+		},
 		// A connection to a host that vanished is given up in the time of a few reports.
 		HTTP2: &http.HTTP2Config{SendPingTimeout: 2 * time.Second, PingTimeout: time.Second},
 	}
 	if cfg.TLS != nil {
 		p.transport.DialTLSContext = func(ctx context.Context, _, address string) (net.Conn, error) {
-			return cfg.TLS.Dial(ctx, &net.Dialer{Timeout: time.Second}, address, "h2")
+			c, err := cfg.TLS.Dial(ctx, &net.Dialer{Timeout: time.Second}, address, "h2")
+			if err != nil {
+				return nil, err
+			}
+			p.dialled.add(address, c.NetConn())
+			return c, nil
 		}
 	}
 	p.server = &http.Server{
@@ -169,6 +188,7 @@ func New(cfg Config) *Peers {
 		BaseContext:       func(net.Listener) context.Context { return p.ctx },
 		ErrorLog:          zap.NewStdLog(p.log.WithOptions(zap.IncreaseLevel(zap.WarnLevel))),
 	}
+	p.watchConns(p.server)
 	p.Handle(peerv1connect.NewPeerServiceHandler(&service{p: p}, connect.WithCompressMinBytes(compressFrom)))
 	return p
 }
@@ -223,6 +243,7 @@ func (p *Peers) Close() error {
 	}
 	p.tasks.Wait()
 	p.transport.CloseIdleConnections()
+	p.dialled.close() // one whose last request has just ended does not count as idle yet
 	return err
 }
 
@@ -347,6 +368,7 @@ func (p *Peers) handshake(next http.Handler) http.Handler {
 				}
 				return
 			}
+			p.connOf(r.Context(), who)
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -453,12 +475,16 @@ func (s *service) ProposeCatalog(ctx context.Context, r *connect.Request[peerv1.
 	return connect.NewResponse(&peerv1.ProposeCatalogResponse{Result: result}), nil
 }
 
-func (s *service) Report(_ context.Context, r *connect.Request[peerv1.ReportRequest]) (*connect.Response[peerv1.ReportResponse], error) {
+func (s *service) Report(ctx context.Context, r *connect.Request[peerv1.ReportRequest]) (*connect.Response[peerv1.ReportResponse], error) {
+	at := time.Now()
 	// The handshake has checked who calls, by its certificate too: a host speaks for itself only.
 	if caller := r.Header().Get(hostHeader); caller != strconv.FormatUint(r.Msg.HostId, 10) {
 		return nil, ToConnect(code.New(code.WrongFleet, "host %s reports as host %d", caller, r.Msg.HostId))
 	}
-	needFull, err := s.p.takeReport(r.Msg, r.Peer().Addr)
+	if s.p.connHasEnded(ctx) { // its host may have ended since it sent this
+		return nil, connect.NewError(connect.CodeUnavailable, net.ErrClosed)
+	}
+	needFull, err := s.p.takeReport(r.Msg, r.Peer().Addr, at)
 	if err != nil {
 		return nil, ToConnect(err)
 	}

@@ -35,6 +35,7 @@ type testHost struct {
 	low   atomic.Bool
 
 	refusals atomic.Value // error
+	lost     atomic.Uint64
 
 	mu     sync.Mutex
 	shards []ShardReport
@@ -57,7 +58,8 @@ func (h *testHost) Damaged() []DamagedReplica {
 	}
 	return nil
 }
-func (h *testHost) Refused(err error) { h.refusals.Store(err) }
+func (h *testHost) Refused(err error)        { h.refusals.Store(err) }
+func (h *testHost) ConnectionLost(id uint64) { h.lost.Store(id) }
 func (h *testHost) Reports() ([]ShardReport, uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -99,13 +101,18 @@ func (h *testHost) failure() error {
 // newPair returns two hosts that know each other's address and belong to fleet "f".
 func newPair(t *testing.T) (a, b *testHost) {
 	t.Helper()
+	return newPairWith(t, func(*Config) {})
+}
+
+func newPairWith(t *testing.T, adjust func(*Config)) (a, b *testHost) {
+	t.Helper()
 	hosts, began := make(map[uint64]*testHost), time.Now()
 	for _, id := range []uint64{1, 2} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		h := &testHost{id: id, others: []uint64{3 - id}, view: []byte("view")}
 		h.fleet.Store("f")
-		h.Peers = New(Config{
+		cfg := Config{
 			HostID: id, Listener: l, Backend: h, Logger: zap.NewNop(),
 			Fleet: func() string { return h.fleet.Load().(string) },
 			Address: func(id uint64) (string, bool) {
@@ -118,7 +125,9 @@ func newPair(t *testing.T) (a, b *testHost) {
 			Interval: 10 * time.Millisecond, Silence: 300 * time.Millisecond, CommandLevel: 7,
 			Boot: func() time.Duration { return time.Since(began) },
 			Wall: func() time.Time { return time.Now().Add(time.Duration(h.wall.Load()) * time.Millisecond) },
-		})
+		}
+		adjust(&cfg)
+		h.Peers = New(cfg)
 		hosts[id] = h
 	}
 	t.Cleanup(func() {
@@ -246,7 +255,7 @@ func TestReports(t *testing.T) {
 	// A report that builds on one that was lost is not taken, and asks for all.
 	take := func(r *peerv1.ReportRequest) bool {
 		t.Helper()
-		needFull, err := b.takeReport(r, "from")
+		needFull, err := b.takeReport(r, "from", time.Now())
 		require.NoError(t, err)
 		return needFull
 	}
@@ -305,7 +314,7 @@ func TestTwins(t *testing.T) {
 	a.Start()
 	b.Start()
 	tell := func(process uint64) error {
-		_, err := b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: process, Full: true}, "addr")
+		_, err := b.takeReport(&peerv1.ReportRequest{HostId: 7, ProcessId: process, Full: true}, "addr", time.Now())
 		return err
 	}
 	for _, process := range []uint64{1, 1, 2, 1, 1, 2, 3, 2} { // starts, with reports that were under way

@@ -20,6 +20,9 @@ const clockTrip = 400 * time.Millisecond
 type other struct {
 	// What it told.
 	heard     time.Time // monotonic; zero: never
+	sure      time.Time // what was heard had not been sent before it
+	broke     time.Time // when its last connection ended; zero: never
+	ended     bool      // since then its ports have shown that it has ended
 	reported  time.Time // the last report that was taken
 	answered  time.Time // the last answer to a report of this host; zero: never
 	processID uint64
@@ -56,7 +59,7 @@ func (p *Peers) otherLocked(hostID uint64) *other {
 }
 
 // Alive says whether a host has reported or answered within Config.Silence, and how long ago; of one that never did, it is
-// not, since for ever.
+// not, since for ever. A host that is lost is silent after breakGrace, and at once if it has ended.
 func (p *Peers) Alive(hostID uint64) (bool, time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,8 +67,7 @@ func (p *Peers) Alive(hostID uint64) (bool, time.Duration) {
 	if !ok || o.heard.IsZero() {
 		return false, 1<<63 - 1
 	}
-	since := time.Since(o.heard)
-	return since < p.cfg.Silence, since
+	return o.alive(p.cfg.Silence), time.Since(o.heard)
 }
 
 // Answers says whether a host has answered a report of this one within Config.Silence. One that is alive and does not
@@ -74,7 +76,7 @@ func (p *Peers) Answers(hostID uint64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o, ok := p.others[hostID]
-	return ok && !o.answered.IsZero() && time.Since(o.answered) < p.cfg.Silence
+	return ok && !o.answered.IsZero() && time.Since(o.answered) < p.cfg.Silence && o.alive(p.cfg.Silence)
 }
 
 // Reported returns what a host last told of its replica of a shard. It may be old: see Alive.
@@ -104,7 +106,7 @@ func (p *Peers) LowSpace(hostID uint64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o, ok := p.others[hostID]
-	return ok && o.low && time.Since(o.heard) < p.cfg.Silence
+	return ok && o.low && o.alive(p.cfg.Silence)
 }
 
 // CommandLevel returns which commands of the catalog a host's version understands, as it last told; 0 of one that was never heard of.
@@ -121,7 +123,7 @@ func (p *Peers) CommandLevel(hostID uint64) uint32 {
 func (p *Peers) Damaged(hostID uint64) []DamagedReplica {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if o, ok := p.others[hostID]; ok && time.Since(o.heard) < p.cfg.Silence {
+	if o, ok := p.others[hostID]; ok && o.alive(p.cfg.Silence) {
 		return o.damaged
 	}
 	return nil
@@ -152,7 +154,7 @@ func (p *Peers) ClockOffset(hostID uint64) (offset time.Duration, refused, ok bo
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if o, known := p.others[hostID]; known {
-		refused = o.skewed && time.Since(o.heard) < p.cfg.Silence
+		refused = o.skewed && o.alive(p.cfg.Silence)
 	}
 	return offset, refused, ok
 }
@@ -163,7 +165,7 @@ func (p *Peers) clockOffsets() map[uint64]time.Duration {
 	since := p.cfg.Boot().Milliseconds() - p.cfg.Wall().UnixMilli()
 	offsets := make(map[uint64]time.Duration)
 	for id, o := range p.others {
-		if o.hasWall && time.Since(o.heard) < p.cfg.Silence {
+		if o.hasWall && o.alive(p.cfg.Silence) {
 			offsets[id] = time.Duration(o.wallMs+since) * time.Millisecond
 		}
 	}
@@ -211,8 +213,16 @@ func (p *Peers) otherProcess(hostID, process uint64) (other uint64, from string)
 	return o.processID, o.from
 }
 
-// takeReport takes up what another host tells. It returns true if the report builds on one that this host does not have.
-func (p *Peers) takeReport(r *peerv1.ReportRequest, from string) (needFull bool, err error) {
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// takeReport takes up what another host tells, whose connection was there at a time. It returns true if the report builds on one that this
+// host does not have.
+func (p *Peers) takeReport(r *peerv1.ReportRequest, from string, at time.Time) (needFull bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := p.otherLocked(r.HostId)
@@ -227,7 +237,8 @@ func (p *Peers) takeReport(r *peerv1.ReportRequest, from string) (needFull bool,
 		return true, nil
 	}
 	o.heard, o.catalog, o.low, o.skewed = time.Now(), r.CatalogVersion, r.LowSpace, r.ClockRefused
-	o.reported, o.from = o.heard, from
+	o.reported, o.from, o.sure = o.heard, from, later(o.sure, at)
+	o.ended = o.ended && o.lost()
 	o.level, o.damaged = r.CommandLevel, nil
 	for _, d := range r.Damaged {
 		o.damaged = append(o.damaged, DamagedReplica{Shard: d.ShardId, Replica: d.ReplicaId})
@@ -347,7 +358,8 @@ func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardRepor
 		}
 		return
 	}
-	o.heard = time.Now()
+	o.heard, o.sure = time.Now(), later(o.sure, began)
+	o.ended = o.ended && o.lost()
 	o.answered = o.heard
 	if took <= clockTrip || !o.hasWall {
 		o.wallMs, o.hasWall = resp.Msg.WallMs-(before+(after-before)/2).Milliseconds(), true

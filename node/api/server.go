@@ -175,6 +175,10 @@ func (s *Server) nextHop(asked uint64, refusal *tierqv1.ErrorDetail) uint64 {
 	return next
 }
 
+// unreachedRetry is when a caller should repeat what could not be forwarded because nothing listens at the other host: it has probably ended, and this
+// host learns of that in less.
+const unreachedRetry = 50
+
 // forwardFailure passes the other host's refusal on as it is, and turns a transport failure into an unknown outcome.
 func forwardFailure(err error) error {
 	var ce *connect.Error
@@ -187,7 +191,7 @@ func forwardFailure(err error) error {
 	}
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
-		return &code.Error{Code: code.Unavailable, Effect: code.EffectNone, RetryAfterMs: 200, Cause: err}
+		return &code.Error{Code: code.Unavailable, Effect: code.EffectNone, RetryAfterMs: unreachedRetry, Cause: err}
 	}
 	return code.Maybe(code.QuorumLost, err, "the host that serves this did not answer: the outcome is unknown")
 }

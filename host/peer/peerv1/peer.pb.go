@@ -886,6 +886,94 @@ func (x *ShardReport) GetStoredBytes() uint64 {
 	return 0
 }
 
+type LostRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	HostId        uint64                 `protobuf:"varint,1,opt,name=host_id,json=hostId,proto3" json:"host_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LostRequest) Reset() {
+	*x = LostRequest{}
+	mi := &file_peerv1_peer_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LostRequest) ProtoMessage() {}
+
+func (x *LostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_peerv1_peer_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LostRequest.ProtoReflect.Descriptor instead.
+func (*LostRequest) Descriptor() ([]byte, []int) {
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *LostRequest) GetHostId() uint64 {
+	if x != nil {
+		return x.HostId
+	}
+	return 0
+}
+
+type LostResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lost          bool                   `protobuf:"varint,1,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LostResponse) Reset() {
+	*x = LostResponse{}
+	mi := &file_peerv1_peer_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LostResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LostResponse) ProtoMessage() {}
+
+func (x *LostResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_peerv1_peer_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LostResponse.ProtoReflect.Descriptor instead.
+func (*LostResponse) Descriptor() ([]byte, []int) {
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *LostResponse) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
 type CopiesRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reports       []*CopyReport          `protobuf:"bytes,1,rep,name=reports,proto3" json:"reports,omitempty"`
@@ -895,7 +983,7 @@ type CopiesRequest struct {
 
 func (x *CopiesRequest) Reset() {
 	*x = CopiesRequest{}
-	mi := &file_peerv1_peer_proto_msgTypes[14]
+	mi := &file_peerv1_peer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -907,7 +995,7 @@ func (x *CopiesRequest) String() string {
 func (*CopiesRequest) ProtoMessage() {}
 
 func (x *CopiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[14]
+	mi := &file_peerv1_peer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -920,7 +1008,7 @@ func (x *CopiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopiesRequest.ProtoReflect.Descriptor instead.
 func (*CopiesRequest) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{14}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CopiesRequest) GetReports() []*CopyReport {
@@ -944,7 +1032,7 @@ type CopyReport struct {
 
 func (x *CopyReport) Reset() {
 	*x = CopyReport{}
-	mi := &file_peerv1_peer_proto_msgTypes[15]
+	mi := &file_peerv1_peer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1044,7 @@ func (x *CopyReport) String() string {
 func (*CopyReport) ProtoMessage() {}
 
 func (x *CopyReport) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[15]
+	mi := &file_peerv1_peer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1057,7 @@ func (x *CopyReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyReport.ProtoReflect.Descriptor instead.
 func (*CopyReport) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{15}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CopyReport) GetShardId() uint64 {
@@ -1015,7 +1103,7 @@ type CopiesResponse struct {
 
 func (x *CopiesResponse) Reset() {
 	*x = CopiesResponse{}
-	mi := &file_peerv1_peer_proto_msgTypes[16]
+	mi := &file_peerv1_peer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1115,7 @@ func (x *CopiesResponse) String() string {
 func (*CopiesResponse) ProtoMessage() {}
 
 func (x *CopiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[16]
+	mi := &file_peerv1_peer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1128,7 @@ func (x *CopiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopiesResponse.ProtoReflect.Descriptor instead.
 func (*CopiesResponse) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{16}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{18}
 }
 
 // ErrorDetail is a failure or a refusal with its registry code (queue/code), as a detail of a connect error.
@@ -1061,7 +1149,7 @@ type ErrorDetail struct {
 
 func (x *ErrorDetail) Reset() {
 	*x = ErrorDetail{}
-	mi := &file_peerv1_peer_proto_msgTypes[17]
+	mi := &file_peerv1_peer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1073,7 +1161,7 @@ func (x *ErrorDetail) String() string {
 func (*ErrorDetail) ProtoMessage() {}
 
 func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_peerv1_peer_proto_msgTypes[17]
+	mi := &file_peerv1_peer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1086,7 +1174,7 @@ func (x *ErrorDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorDetail.ProtoReflect.Descriptor instead.
 func (*ErrorDetail) Descriptor() ([]byte, []int) {
-	return file_peerv1_peer_proto_rawDescGZIP(), []int{17}
+	return file_peerv1_peer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ErrorDetail) GetCode() uint32 {
@@ -1219,7 +1307,11 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"\tleader_id\x18\x06 \x01(\x04R\bleaderId\x12\x12\n" +
 	"\x04term\x18\a \x01(\x04R\x04term\x12\x12\n" +
 	"\x04gone\x18\b \x01(\bR\x04gone\x12!\n" +
-	"\fstored_bytes\x18\t \x01(\x04R\vstoredBytes\"D\n" +
+	"\fstored_bytes\x18\t \x01(\x04R\vstoredBytes\"&\n" +
+	"\vLostRequest\x12\x17\n" +
+	"\ahost_id\x18\x01 \x01(\x04R\x06hostId\"\"\n" +
+	"\fLostResponse\x12\x12\n" +
+	"\x04lost\x18\x01 \x01(\bR\x04lost\"D\n" +
 	"\rCopiesRequest\x123\n" +
 	"\areports\x18\x01 \x03(\v2\x19.tierq.peer.v1.CopyReportR\areports\"\xb3\x01\n" +
 	"\n" +
@@ -1242,14 +1334,15 @@ const file_peerv1_peer_proto_rawDesc = "" +
 	"leaderHost\x12\x1d\n" +
 	"\n" +
 	"leader_api\x18\b \x01(\tR\tleaderApi\x12$\n" +
-	"\x0eretry_after_ms\x18\t \x01(\rR\fretryAfterMs2\xf0\x03\n" +
+	"\x0eretry_after_ms\x18\t \x01(\rR\fretryAfterMs2\xb1\x04\n" +
 	"\vPeerService\x12B\n" +
 	"\x05Hello\x12\x1b.tierq.peer.v1.HelloRequest\x1a\x1c.tierq.peer.v1.HelloResponse\x12W\n" +
 	"\fWatchCatalog\x12\".tierq.peer.v1.WatchCatalogRequest\x1a#.tierq.peer.v1.WatchCatalogResponse\x12U\n" +
 	"\vReadCatalog\x12!.tierq.peer.v1.ReadCatalogRequest\x1a#.tierq.peer.v1.WatchCatalogResponse\x12]\n" +
 	"\x0eProposeCatalog\x12$.tierq.peer.v1.ProposeCatalogRequest\x1a%.tierq.peer.v1.ProposeCatalogResponse\x12E\n" +
 	"\x06Report\x12\x1c.tierq.peer.v1.ReportRequest\x1a\x1d.tierq.peer.v1.ReportResponse\x12G\n" +
-	"\x06Copies\x12\x1c.tierq.peer.v1.CopiesRequest\x1a\x1d.tierq.peer.v1.CopiesResponse(\x012e\n" +
+	"\x06Copies\x12\x1c.tierq.peer.v1.CopiesRequest\x1a\x1d.tierq.peer.v1.CopiesResponse(\x01\x12?\n" +
+	"\x04Lost\x12\x1a.tierq.peer.v1.LostRequest\x1a\x1b.tierq.peer.v1.LostResponse2e\n" +
 	"\rOutboxService\x12T\n" +
 	"\aPublish\x12#.tierq.peer.v1.OutboxPublishRequest\x1a$.tierq.peer.v1.OutboxPublishResponseB0Z.github.com/tierq/tierq/host/peer/peerv1;peerv1b\x06proto3"
 
@@ -1265,7 +1358,7 @@ func file_peerv1_peer_proto_rawDescGZIP() []byte {
 	return file_peerv1_peer_proto_rawDescData
 }
 
-var file_peerv1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_peerv1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_peerv1_peer_proto_goTypes = []any{
 	(*OutboxPublishRequest)(nil),   // 0: tierq.peer.v1.OutboxPublishRequest
 	(*OutboxPublishResponse)(nil),  // 1: tierq.peer.v1.OutboxPublishResponse
@@ -1281,32 +1374,36 @@ var file_peerv1_peer_proto_goTypes = []any{
 	(*DamagedReplica)(nil),         // 11: tierq.peer.v1.DamagedReplica
 	(*ReportResponse)(nil),         // 12: tierq.peer.v1.ReportResponse
 	(*ShardReport)(nil),            // 13: tierq.peer.v1.ShardReport
-	(*CopiesRequest)(nil),          // 14: tierq.peer.v1.CopiesRequest
-	(*CopyReport)(nil),             // 15: tierq.peer.v1.CopyReport
-	(*CopiesResponse)(nil),         // 16: tierq.peer.v1.CopiesResponse
-	(*ErrorDetail)(nil),            // 17: tierq.peer.v1.ErrorDetail
+	(*LostRequest)(nil),            // 14: tierq.peer.v1.LostRequest
+	(*LostResponse)(nil),           // 15: tierq.peer.v1.LostResponse
+	(*CopiesRequest)(nil),          // 16: tierq.peer.v1.CopiesRequest
+	(*CopyReport)(nil),             // 17: tierq.peer.v1.CopyReport
+	(*CopiesResponse)(nil),         // 18: tierq.peer.v1.CopiesResponse
+	(*ErrorDetail)(nil),            // 19: tierq.peer.v1.ErrorDetail
 }
 var file_peerv1_peer_proto_depIdxs = []int32{
 	4,  // 0: tierq.peer.v1.HelloResponse.members:type_name -> tierq.peer.v1.CatalogMember
 	13, // 1: tierq.peer.v1.ReportRequest.shards:type_name -> tierq.peer.v1.ShardReport
 	11, // 2: tierq.peer.v1.ReportRequest.damaged:type_name -> tierq.peer.v1.DamagedReplica
-	15, // 3: tierq.peer.v1.CopiesRequest.reports:type_name -> tierq.peer.v1.CopyReport
+	17, // 3: tierq.peer.v1.CopiesRequest.reports:type_name -> tierq.peer.v1.CopyReport
 	2,  // 4: tierq.peer.v1.PeerService.Hello:input_type -> tierq.peer.v1.HelloRequest
 	5,  // 5: tierq.peer.v1.PeerService.WatchCatalog:input_type -> tierq.peer.v1.WatchCatalogRequest
 	7,  // 6: tierq.peer.v1.PeerService.ReadCatalog:input_type -> tierq.peer.v1.ReadCatalogRequest
 	8,  // 7: tierq.peer.v1.PeerService.ProposeCatalog:input_type -> tierq.peer.v1.ProposeCatalogRequest
 	10, // 8: tierq.peer.v1.PeerService.Report:input_type -> tierq.peer.v1.ReportRequest
-	14, // 9: tierq.peer.v1.PeerService.Copies:input_type -> tierq.peer.v1.CopiesRequest
-	0,  // 10: tierq.peer.v1.OutboxService.Publish:input_type -> tierq.peer.v1.OutboxPublishRequest
-	3,  // 11: tierq.peer.v1.PeerService.Hello:output_type -> tierq.peer.v1.HelloResponse
-	6,  // 12: tierq.peer.v1.PeerService.WatchCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
-	6,  // 13: tierq.peer.v1.PeerService.ReadCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
-	9,  // 14: tierq.peer.v1.PeerService.ProposeCatalog:output_type -> tierq.peer.v1.ProposeCatalogResponse
-	12, // 15: tierq.peer.v1.PeerService.Report:output_type -> tierq.peer.v1.ReportResponse
-	16, // 16: tierq.peer.v1.PeerService.Copies:output_type -> tierq.peer.v1.CopiesResponse
-	1,  // 17: tierq.peer.v1.OutboxService.Publish:output_type -> tierq.peer.v1.OutboxPublishResponse
-	11, // [11:18] is the sub-list for method output_type
-	4,  // [4:11] is the sub-list for method input_type
+	16, // 9: tierq.peer.v1.PeerService.Copies:input_type -> tierq.peer.v1.CopiesRequest
+	14, // 10: tierq.peer.v1.PeerService.Lost:input_type -> tierq.peer.v1.LostRequest
+	0,  // 11: tierq.peer.v1.OutboxService.Publish:input_type -> tierq.peer.v1.OutboxPublishRequest
+	3,  // 12: tierq.peer.v1.PeerService.Hello:output_type -> tierq.peer.v1.HelloResponse
+	6,  // 13: tierq.peer.v1.PeerService.WatchCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
+	6,  // 14: tierq.peer.v1.PeerService.ReadCatalog:output_type -> tierq.peer.v1.WatchCatalogResponse
+	9,  // 15: tierq.peer.v1.PeerService.ProposeCatalog:output_type -> tierq.peer.v1.ProposeCatalogResponse
+	12, // 16: tierq.peer.v1.PeerService.Report:output_type -> tierq.peer.v1.ReportResponse
+	18, // 17: tierq.peer.v1.PeerService.Copies:output_type -> tierq.peer.v1.CopiesResponse
+	15, // 18: tierq.peer.v1.PeerService.Lost:output_type -> tierq.peer.v1.LostResponse
+	1,  // 19: tierq.peer.v1.OutboxService.Publish:output_type -> tierq.peer.v1.OutboxPublishResponse
+	12, // [12:20] is the sub-list for method output_type
+	4,  // [4:12] is the sub-list for method input_type
 	4,  // [4:4] is the sub-list for extension type_name
 	4,  // [4:4] is the sub-list for extension extendee
 	0,  // [0:4] is the sub-list for field type_name
@@ -1323,7 +1420,7 @@ func file_peerv1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_peerv1_peer_proto_rawDesc), len(file_peerv1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -52,6 +52,8 @@ const (
 	PeerServiceReportProcedure = "/tierq.peer.v1.PeerService/Report"
 	// PeerServiceCopiesProcedure is the fully-qualified name of the PeerService's Copies RPC.
 	PeerServiceCopiesProcedure = "/tierq.peer.v1.PeerService/Copies"
+	// PeerServiceLostProcedure is the fully-qualified name of the PeerService's Lost RPC.
+	PeerServiceLostProcedure = "/tierq.peer.v1.PeerService/Lost"
 	// OutboxServicePublishProcedure is the fully-qualified name of the OutboxService's Publish RPC.
 	OutboxServicePublishProcedure = "/tierq.peer.v1.OutboxService/Publish"
 )
@@ -73,6 +75,8 @@ type PeerServiceClient interface {
 	// Copies tells a leader's host, as it moves, how far the caller's full replicas have the shards on disk. The stream lasts as
 	// long as the connection: its end means that nothing more will be told.
 	Copies(context.Context) *connect.ClientStreamForClient[peerv1.CopiesRequest, peerv1.CopiesResponse]
+	// Lost says whether the callee has lost a host: the last connection from there has ended, and nothing was heard since.
+	Lost(context.Context, *connect.Request[peerv1.LostRequest]) (*connect.Response[peerv1.LostResponse], error)
 }
 
 // NewPeerServiceClient constructs a client for the tierq.peer.v1.PeerService service. By default,
@@ -122,6 +126,12 @@ func NewPeerServiceClient(httpClient connect.HTTPClient, baseURL string, opts ..
 			connect.WithSchema(peerServiceMethods.ByName("Copies")),
 			connect.WithClientOptions(opts...),
 		),
+		lost: connect.NewClient[peerv1.LostRequest, peerv1.LostResponse](
+			httpClient,
+			baseURL+PeerServiceLostProcedure,
+			connect.WithSchema(peerServiceMethods.ByName("Lost")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -133,6 +143,7 @@ type peerServiceClient struct {
 	proposeCatalog *connect.Client[peerv1.ProposeCatalogRequest, peerv1.ProposeCatalogResponse]
 	report         *connect.Client[peerv1.ReportRequest, peerv1.ReportResponse]
 	copies         *connect.Client[peerv1.CopiesRequest, peerv1.CopiesResponse]
+	lost           *connect.Client[peerv1.LostRequest, peerv1.LostResponse]
 }
 
 // Hello calls tierq.peer.v1.PeerService.Hello.
@@ -165,6 +176,11 @@ func (c *peerServiceClient) Copies(ctx context.Context) *connect.ClientStreamFor
 	return c.copies.CallClientStream(ctx)
 }
 
+// Lost calls tierq.peer.v1.PeerService.Lost.
+func (c *peerServiceClient) Lost(ctx context.Context, req *connect.Request[peerv1.LostRequest]) (*connect.Response[peerv1.LostResponse], error) {
+	return c.lost.CallUnary(ctx, req)
+}
+
 // PeerServiceHandler is an implementation of the tierq.peer.v1.PeerService service.
 type PeerServiceHandler interface {
 	// Hello says who a host is. It alone is answered whatever fleet the caller belongs to.
@@ -182,6 +198,8 @@ type PeerServiceHandler interface {
 	// Copies tells a leader's host, as it moves, how far the caller's full replicas have the shards on disk. The stream lasts as
 	// long as the connection: its end means that nothing more will be told.
 	Copies(context.Context, *connect.ClientStream[peerv1.CopiesRequest]) (*connect.Response[peerv1.CopiesResponse], error)
+	// Lost says whether the callee has lost a host: the last connection from there has ended, and nothing was heard since.
+	Lost(context.Context, *connect.Request[peerv1.LostRequest]) (*connect.Response[peerv1.LostResponse], error)
 }
 
 // NewPeerServiceHandler builds an HTTP handler from the service implementation. It returns the path
@@ -227,6 +245,12 @@ func NewPeerServiceHandler(svc PeerServiceHandler, opts ...connect.HandlerOption
 		connect.WithSchema(peerServiceMethods.ByName("Copies")),
 		connect.WithHandlerOptions(opts...),
 	)
+	peerServiceLostHandler := connect.NewUnaryHandler(
+		PeerServiceLostProcedure,
+		svc.Lost,
+		connect.WithSchema(peerServiceMethods.ByName("Lost")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/tierq.peer.v1.PeerService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case PeerServiceHelloProcedure:
@@ -241,6 +265,8 @@ func NewPeerServiceHandler(svc PeerServiceHandler, opts ...connect.HandlerOption
 			peerServiceReportHandler.ServeHTTP(w, r)
 		case PeerServiceCopiesProcedure:
 			peerServiceCopiesHandler.ServeHTTP(w, r)
+		case PeerServiceLostProcedure:
+			peerServiceLostHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -272,6 +298,10 @@ func (UnimplementedPeerServiceHandler) Report(context.Context, *connect.Request[
 
 func (UnimplementedPeerServiceHandler) Copies(context.Context, *connect.ClientStream[peerv1.CopiesRequest]) (*connect.Response[peerv1.CopiesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.peer.v1.PeerService.Copies is not implemented"))
+}
+
+func (UnimplementedPeerServiceHandler) Lost(context.Context, *connect.Request[peerv1.LostRequest]) (*connect.Response[peerv1.LostResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("tierq.peer.v1.PeerService.Lost is not implemented"))
 }
 
 // OutboxServiceClient is a client for the tierq.peer.v1.OutboxService service.

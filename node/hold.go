@@ -1,0 +1,49 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// leaderHold bounds how long a publish is held while its partition has no leader: an election takes a second at most where a quorum is. A
+// caller with less time waits for half of it, so that it still hears why.
+const leaderHold = 1500 * time.Millisecond
+
+// awaitLeader returns the replica that leads a desk's shard, and its host. While none is known, or only one whose host is silent, it waits for
+// another one, and then fails with NO_LEADER: a client that repeats meanwhile would learn later of it. What is held is bounded as what waits for
+// its turn is; size is what the caller's publish adds to it.
+func (n *Node) awaitLeader(ctx context.Context, d *desk, size int) (leader queue.ReplicaID, host uint64, err error) {
+	for first := true; ; first = false {
+		changed := n.changed()
+		leader, host, _, ok := d.raft.Leader()
+		if ok && (leader == d.self || n.Alive(host)) {
+			return leader, host, nil
+		}
+		if first {
+			held := d.held.Add(int64(size))
+			defer d.held.Add(-int64(size))
+			if held > queuedBytes {
+				return 0, 0, noLeaderYet()
+			}
+			wait := leaderHold
+			if end, ok := ctx.Deadline(); ok {
+				wait = min(wait, time.Until(end)/2)
+			}
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, wait)
+			defer cancel()
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return 0, 0, noLeaderYet()
+		}
+	}
+}
+
+func noLeaderYet() error {
+	return &code.Error{Code: code.NoLeader, Effect: code.EffectNone, RetryAfterMs: 100}
+}

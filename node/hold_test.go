@@ -1,0 +1,57 @@
+package node
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/host"
+	"github.com/tierq/tierq/node/api"
+	"github.com/tierq/tierq/queue"
+	"github.com/tierq/tierq/queue/code"
+)
+
+// TestPublishIsHeldForALeader: a publish that finds the leader's host gone is held, by the host that takes it, until there is another leader; where
+// none can be, it is answered NO_LEADER before its time is over, and what is held is bounded.
+func TestPublishIsHeldForALeader(t *testing.T) {
+	t.Parallel()
+	f := openFaultFleet(t, layoutOf{full: 2, witnesses: 1, adjust: func(c *host.Config) { c.ElectionTicks = 40 }}, 90*time.Second)
+	f.awaitHealthy()
+	leader := f.awaitLeader(nil)
+	other := f.follower()
+	publish := func(timeout time.Duration) error {
+		ctx, cancel := context.WithTimeout(f.ctx, timeout)
+		defer cancel()
+		_, err := other.Publish(ctx, api.Publish{Queue: "q", Publish: queue.Publish{Messages: []queue.Message{{Body: []byte("m")}}}})
+		return err
+	}
+	f.stop(int(leader.id) - 1)
+	f.eventually("its end is noticed", func() bool { return !other.Alive(leader.id) })
+	require.NoError(t, publish(60*time.Second))
+
+	f.stop(2) // the witness
+	f.eventually("nobody leads", func() bool { _, _, _, ok := other.raft.Leader(f.shard); return !ok })
+	other.mu.RLock()
+	d := other.desks[f.shard]
+	other.mu.RUnlock()
+	refused := make(chan error, 1)
+	go func() { refused <- publish(20 * time.Second) }()
+	f.eventually("a publish is held", func() bool { return d.held.Load() > 0 })
+	requireNoLeader(t, <-refused)
+	require.Zero(t, d.held.Load())
+	d.held.Add(queuedBytes)
+	began := time.Now()
+	requireNoLeader(t, publish(20*time.Second))
+	require.Less(t, time.Since(began), leaderHold, "no room for another one")
+	d.held.Add(-queuedBytes)
+}
+
+func requireNoLeader(t *testing.T, err error) {
+	t.Helper()
+	var e *code.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, code.NoLeader, e.Code)
+	require.Equal(t, code.EffectNone, e.Effect)
+}
