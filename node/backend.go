@@ -639,6 +639,11 @@ func (n *Node) Settle(ctx context.Context, r api.Settle) ([]api.SettleResult, er
 	if _, err := d.group(ctx, r.Group); err != nil {
 		return nil, err
 	}
+	if r.Kind != api.SettleRelease && r.Kind != api.SettleUnseen { // those need no command, but for recorded leases
+		if err := d.mayCommit(); err != nil {
+			return nil, err
+		}
+	}
 	items, err := settle(ctx, d.keeper, r)
 	if err != nil {
 		return nil, n.withHome(d, r.Group, err)

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -26,8 +27,8 @@ func TestCutsInOneDirection(t *testing.T) {
 	w := startTraffic(f, "g")
 	w.goesOn()
 	f.deafLeader(w)
-	f.cutHome(w, "hears nobody", f.deaf)
-	f.cutHome(w, "is heard by nobody", f.mute)
+	f.cutHome(w, "hears nobody", f.deaf, f.refusesAcks)
+	f.cutHome(w, "is heard by nobody", f.mute, func(*Node, string) {})
 	f.hungCommits(w)
 	w.end()
 	f.sameState()
@@ -54,7 +55,7 @@ func (f *faultFleet) deafLeader(w *traffic) {
 }
 
 // cutHome: a home that is cut off in one direction is replaced, and meanwhile delivers nothing beside its successor.
-func (f *faultFleet) cutHome(w *traffic, what string, cut func(uint64, faultnet.Rule)) {
+func (f *faultFleet) cutHome(w *traffic, what string, cut func(uint64, faultnet.Rule), meanwhile func(at *Node, held string)) {
 	f.Helper()
 	leads := f.awaitLeader(nil)
 	at := f.follower()
@@ -77,6 +78,7 @@ func (f *faultFleet) cutHome(w *traffic, what string, cut func(uint64, faultnet.
 	f.Logf("the home %s: replaced after %v", what, time.Since(began))
 	f.staysOut(at)
 	w.goesOn()
+	meanwhile(at, held)
 	ctx, cancel := context.WithTimeout(f.ctx, 500*time.Millisecond)
 	defer cancel()
 	res, err := at.Settle(ctx, api.Settle{Kind: api.SettleAck, Queue: "q", Group: "g", Receipts: []string{held}})
@@ -86,6 +88,18 @@ func (f *faultFleet) cutHome(w *traffic, what string, cut func(uint64, faultnet.
 	f.net.Heal()
 	f.awaitHealthy()
 	w.goesOn()
+}
+
+// refusesAcks: a home that reaches no quorum refuses acks at once, and changes nothing.
+func (f *faultFleet) refusesAcks(at *Node, held string) {
+	f.Helper()
+	f.eventually("acks are refused", func() bool {
+		ctx, cancel := context.WithTimeout(f.ctx, time.Second)
+		defer cancel()
+		_, err := at.Settle(ctx, api.Settle{Kind: api.SettleAck, Queue: "q", Group: "g", Receipts: []string{held}})
+		var e *code.Error
+		return errors.As(err, &e) && e.Code == code.ReadOnlyDegraded && e.Effect == code.EffectNone && ctx.Err() == nil
+	})
 }
 
 // staysOut: a host that is cut off in one direction is given nothing to do, also when half of its reports come through.

@@ -249,7 +249,8 @@ func (d *desk) publish(ctx context.Context, p queue.Publish, delays, ttls []time
 		return publishOutcome{err: &code.Error{Code: code.InSyncNotEnough, Effect: code.EffectNone, RetryAfterMs: 500}}
 	}
 	if d.quorumState() == quorumReadOnly {
-		return publishOutcome{err: &code.Error{Code: code.ReadOnlyDegraded, Effect: code.EffectNone, RetryAfterMs: 250}}
+		return publishOutcome{err: &code.Error{Code: code.ReadOnlyDegraded, Effect: code.EffectNone, RetryAfterMs: readOnlyRetry,
+			Text: "the partition has no quorum for writes in time" + d.silentHosts() + ", nothing was stored: repeat after a pause"}}
 	}
 	out := d.batcher.Publish(ctx, p, delays, ttls, queued)
 	if out.err == nil && strict && out.copies < 2 {

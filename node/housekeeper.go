@@ -52,8 +52,13 @@ func (d *desk) housekeep(ctx context.Context) {
 			k.round(ctx)
 			timer.Reset(tick)
 		} else {
+			next := followTicks * tick
+			if d.level.isReadOnly(d.boot()) {
+				d.probe()
+				next = tick
+			}
 			k.follow(time.Now())
-			timer.Reset(followTicks * tick)
+			timer.Reset(next)
 		}
 	}
 }

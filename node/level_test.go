@@ -91,3 +91,78 @@ func TestQuorumLevelSoftGap(t *testing.T) {
 	require.True(t, l.behind(11, 0, 0), "entries")
 	require.False(t, l.behind(12, 0, 0))
 }
+
+// TestQuorumLevelSlowApply: a proposal that has its commit and waits for its apply does not make a shard read-only; one without its commit does,
+// also while others commit.
+func TestQuorumLevelSlowApply(t *testing.T) {
+	const begin = time.Hour
+	var commit, applied uint64
+	level := func() *quorumLevel {
+		l := newQuorumLevel()
+		l.marks = func() (uint64, uint64) { return commit, applied }
+		return l
+	}
+	commit, applied = 5000, 10
+	l, now := level(), time.Duration(begin)
+	n := l.began(now)
+	for range 20 { // the apply is far behind, and the log grows
+		now += 100 * ms
+		commit += 100
+		require.False(t, l.isReadOnly(now), "%v", now-begin)
+	}
+	applied = commit
+	l.ended(n, 7000, 1, now+100*ms)
+	require.False(t, l.isReadOnly(now+100*ms), "its outcome came late, its commit did not")
+
+	applied, now = commit-100, now+time.Hour
+	n = l.began(now)
+	for range 4 {
+		now += 100 * ms
+		require.False(t, l.isReadOnly(now))
+	}
+	require.True(t, l.isReadOnly(now+100*ms), "the log does not grow: there is no commit")
+
+	l, now = level(), begin
+	l.began(now)
+	for range 4 { // commits that take 600 ms, one begun every 100 ms
+		now += 100 * ms
+		commit += 10
+		applied = commit
+		require.False(t, l.isReadOnly(now))
+	}
+	require.True(t, l.isReadOnly(now+100*ms))
+}
+
+// TestQuorumLevelCutOff: acks are refused while nothing commits and the quorum cannot be read from, or no leader is known; not while commits are
+// only slow.
+func TestQuorumLevelCutOff(t *testing.T) {
+	l := newQuorumLevel()
+	require.False(t, l.isCutOff(0))
+	l.read(false)
+	require.False(t, l.isCutOff(0), "a read that is lost says nothing")
+	l.began(0)
+	require.False(t, l.isCutOff(quorumAckTimeout-1))
+	require.True(t, l.isCutOff(quorumAckTimeout))
+	l.read(true)
+	require.False(t, l.isCutOff(600*ms), "slow, and there")
+	require.True(t, l.isReadOnly(600*ms))
+	l.read(false)
+	require.True(t, l.isCutOff(700*ms))
+	l.barrier(l.mark(), barrierWithin)
+	require.False(t, l.isCutOff(800*ms))
+	l.read(false)
+	l.began(900 * ms)
+	require.True(t, l.isCutOff(1400*ms))
+	l.elected()
+	require.False(t, l.isCutOff(1500*ms))
+
+	l.leader(false, 2000*ms)
+	l.leader(false, 2400*ms) // told again
+	require.False(t, l.isCutOff(2499*ms))
+	require.True(t, l.isCutOff(2500*ms))
+	l.leader(true, 2600*ms)
+	require.False(t, l.isCutOff(2600*ms))
+	l.leader(false, 2700*ms)
+	require.False(t, l.isCutOff(3199*ms), "another time without a leader")
+	require.True(t, l.isCutOff(3200*ms))
+}

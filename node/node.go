@@ -373,6 +373,10 @@ func (n *Node) onInstalled(shard uint64) {
 func (n *Node) onStarted(shard uint64, replica queue.ReplicaID, r queue.Reader) {
 	key := n.raft.Catalog().MACKey()
 	level := newQuorumLevel()
+	level.marks = func() (commit, applied uint64) {
+		marks, _ := n.raft.LogMarks(shard)
+		return marks.Commit, uint64(r.Meta().Applied)
+	}
 	var tick time.Duration
 	if n.cfg.Profile == ProfileManyShards {
 		tick = housekeepTickMany
@@ -420,6 +424,7 @@ func (n *Node) onLeader(shard uint64, leader queue.ReplicaID, term uint64) {
 			}
 			d.keeper.LeaderKnown()
 		}
+		d.level.leader(leader != 0, d.boot())
 		d.nudge()
 	}
 	n.signalLocked()
@@ -536,7 +541,11 @@ func (r hostRaft) Propose(ctx context.Context, cmd []byte) (queue.Result, error)
 	if _, err := r.h.Stamp(r.shard); err != nil {
 		return queue.Result{}, err
 	}
-	return r.h.Propose(ctx, r.shard, cmd)
+	boot := r.h.Clock().Boot
+	number := r.level.began(boot())
+	res, err := r.h.Propose(ctx, r.shard, cmd)
+	r.level.ended(number, res.Index, len(cmd), boot())
+	return res, err
 }
 
 func (r hostRaft) ProposeAsync(cmd []byte, timeout time.Duration, done func(queue.Result, int, error)) {

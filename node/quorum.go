@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -68,7 +70,7 @@ func (d *desk) warning(copies int) code.Code {
 	return 0
 }
 
-// probe proposes a barrier, one at a time: a command that changes nothing but the shard's clock.
+// probe reads by the quorum, and proposes a barrier: a command that changes nothing but the shard's clock. One at a time.
 func (d *desk) probe() {
 	if !d.probing.CompareAndSwap(false, true) {
 		return
@@ -77,11 +79,49 @@ func (d *desk) probe() {
 		defer d.probing.Store(false)
 		ctx, cancel := context.WithTimeout(d.leadership.current(), quorumAckTimeout)
 		defer cancel()
+		var read sync.WaitGroup
+		defer read.Wait()
+		read.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, barrierWithin)
+			defer cancel()
+			d.level.read(d.raft.ReadIndex(ctx) == nil)
+		})
 		mark, began := d.level.mark(), d.boot()
 		if _, err := d.propose(ctx, &queue.Retention{Stamp: d.raft.Stamp()}); err == nil {
 			d.level.barrier(mark, d.boot()-began)
 		}
 	}()
+}
+
+// mayCommit refuses what a home would decide that reaches no quorum: it changes nothing, and the messages stay leased. A home that does reach one
+// goes on while publishes are refused.
+func (d *desk) mayCommit() error {
+	now := d.boot()
+	if d.level.isReadOnly(now) {
+		d.probe()
+	}
+	if !d.level.isCutOff(now) {
+		return nil
+	}
+	return &code.Error{Code: code.ReadOnlyDegraded, Effect: code.EffectNone, RetryAfterMs: readOnlyRetry,
+		Text: "this host reaches no quorum of the partition" + d.silentHosts() + ": nothing has changed, and what is leased stays so; repeat after a pause"}
+}
+
+// readOnlyRetry is when a caller should repeat what was refused because there is no quorum in time.
+const readOnlyRetry = 250
+
+// silentHosts names the hosts of other full replicas that are not heard of; empty when all are.
+func (d *desk) silentHosts() string {
+	var silent []string
+	for _, r := range d.fleet.FullReplicas(d.shard) {
+		if r.Host != d.host && !d.fleet.Alive(r.Host) {
+			silent = append(silent, itoa(r.Host))
+		}
+	}
+	if len(silent) == 0 {
+		return ""
+	}
+	return " (silent: host " + strings.Join(silent, ", ") + ")"
 }
 
 // reportsAge is how old what a host has told of its log may be: the interval of the reports, and their way.

@@ -285,7 +285,7 @@ func (t *tries) timeout(ctx context.Context) time.Duration {
 // a quorum may be cut off: the others know where the group is by now.
 func hostBound(to route, c code.Code) bool {
 	switch c {
-	case code.QuorumLost:
+	case code.QuorumLost, code.ReadOnlyDegraded:
 		return to.kind == toHome
 	case code.NotOwner, code.NotReplica, code.StaleLeader, code.LeaseExpired, code.StaleGeneration, code.NoLeader,
 		code.ShuttingDown, code.ClockSkew, code.Divergent, code.Unavailable, code.DeadlineExceeded, code.AuthFailed:
