@@ -520,7 +520,7 @@ func (h *RaftHost) LogMarks(shard uint64) (LogMarks, bool) {
 	if l == nil || !ok {
 		return LogMarks{}, false
 	}
-	r, ok := l.Replica(shard, uint64(id))
+	r, ok := l.Marks(shard, uint64(id))
 	return LogMarks{Commit: r.Commit, Last: r.Last, Snapshot: r.SnapshotIndex}, ok
 }
 

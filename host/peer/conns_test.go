@@ -9,6 +9,7 @@ import (
 
 	"github.com/tierq/tierq/queue/certs"
 	"github.com/tierq/tierq/queue/certs/certstest"
+	"github.com/tierq/tierq/queue/code"
 )
 
 // TestLostConnections: the end of a host's connections is noticed, with and without TLS, and not taken for the host's end.
@@ -90,4 +91,12 @@ func TestLostIsSilentSoon(t *testing.T) {
 	require.False(t, o.alive(time.Hour))
 	o.heard, o.sure = now, now
 	require.True(t, o.alive(time.Hour), "heard of again")
+}
+
+// TestUnheard: that a host does not answer a report in time is no unknown outcome of anything.
+func TestUnheard(t *testing.T) {
+	require.Equal(t, code.Unavailable, codeOf(t, unheard(context.DeadlineExceeded)).Code)
+	require.Equal(t, code.QuorumLost, codeOf(t, FromConnect(context.DeadlineExceeded)).Code, "of a proposal it is one")
+	own := code.New(code.WrongFleet, "x")
+	require.Equal(t, own, unheard(own))
 }

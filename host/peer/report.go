@@ -351,7 +351,7 @@ func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardRepor
 		// A host that refuses is there; it may not be of the fleet yet.
 		e, answered := remote(err)
 		if !answered {
-			p.noteLocked(hostID, o, FromConnect(err))
+			p.noteLocked(hostID, o, unheard(err))
 		}
 		if e = refusal(e, err); e != nil {
 			p.tellLocked(o, "a host refuses this one, or is not the one that is looked for", hostID, e)
@@ -371,6 +371,15 @@ func (p *Peers) send(hostID uint64, r *peerv1.ReportRequest, shards []ShardRepor
 			o.told[s.Shard] = s
 		}
 	}
+}
+
+// unheard is why a report got no answer. It had no effect that anybody waits for, so that none came in time is not an unknown outcome.
+func unheard(err error) error {
+	var e *code.Error
+	if errors.As(FromConnect(err), &e) && e.Code == code.QuorumLost {
+		return &code.Error{Code: code.Unavailable, Effect: code.EffectNone, Text: "the other host did not answer in time", Cause: err}
+	}
+	return FromConnect(err)
 }
 
 // noteLocked logs that a host went silent or came back, once each.
