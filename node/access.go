@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"sync"
@@ -105,6 +106,15 @@ func (a *access) limiter(tenant string, perSecond uint32) *rate.Limiter {
 		a.rates[tenant] = l
 	}
 	return l
+}
+
+// keepTenants forgets what was counted of tenants that are no more.
+func (a *access) keepTenants(v *catalog.View) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	gone := func(name string) bool { _, ok := v.Tenant(name); return !ok && name != catalog.DefaultTenant }
+	maps.DeleteFunc(a.rates, func(name string, _ *rate.Limiter) bool { return gone(name) })
+	maps.DeleteFunc(a.bytes, func(name string, _ *byteQuota) bool { return gone(name) })
 }
 
 // change proposes a change of the catalog, and returns its refusal.

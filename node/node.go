@@ -445,6 +445,7 @@ func (n *Node) onCatalog(v *catalog.View) {
 	defer n.mu.Unlock()
 	was := n.catalog
 	n.catalog = v
+	n.access.keepTenants(v)
 	close(n.news)
 	n.news = make(chan struct{})
 	for shard, d := range n.desks {

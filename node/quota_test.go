@@ -5,7 +5,23 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tierq/tierq/host/catalog"
 )
+
+// TestKeepTenants: nothing is remembered of tenants that are no more.
+func TestKeepTenants(t *testing.T) {
+	a, err := openAccess(nil)
+	require.NoError(t, err)
+	for _, name := range []string{catalog.DefaultTenant, "gone"} {
+		a.limiter(name, 10)
+		a.bytes[name] = new(byteQuota)
+	}
+	a.keepTenants(catalog.NewState().Seal())
+	require.Len(t, a.rates, 1)
+	require.Len(t, a.bytes, 1)
+	require.Contains(t, a.bytes, catalog.DefaultTenant)
+}
 
 func TestByteQuota(t *testing.T) {
 	q, now, stored, sums := new(byteQuota), time.Now(), uint64(0), 0
