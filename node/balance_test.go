@@ -91,6 +91,21 @@ func TestHandOverBacksOff(t *testing.T) {
 	require.Zero(t, b.k.balance.since)
 }
 
+// TestHandOverFromWhoseClockIsRefused: a leader whose own host serves nobody hands over to a replica that serves, whoever's turn it is, and nobody else.
+func TestHandOverFromWhoseClockIsRefused(t *testing.T) {
+	b := newBalancing(t)
+	fleet := b.k.fleet.(*fakeFleet)
+	fleet.down[1], fleet.down[2] = true, true // the host whose turn it is serves nobody either
+	require.True(t, b.pass(balanceAfter+levelFor+3*levelLook))
+	require.Equal(t, queue.ReplicaID(3), b.k.balance.to)
+	b.end(nil)
+
+	b = newBalancing(t)
+	fleet = b.k.fleet.(*fakeFleet)
+	fleet.down[1], fleet.down[2], fleet.down[3] = true, true, true
+	require.False(t, b.pass(5*time.Minute), "nobody is better")
+}
+
 func TestHandOverOnlyToWhoIsLevel(t *testing.T) {
 	for name, spoil := range map[string]func(*balancing){
 		"behind":        func(b *balancing) { b.f.last = 10_000 - balanceLag - 1 },

@@ -107,6 +107,26 @@ func TestClockJumps(t *testing.T) {
 	res, err := other.Settle(ctx, api.Settle{Kind: api.SettleAck, Queue: "q", Group: "g", Receipts: []string{held[0].Receipt}})
 	require.NoError(t, err)
 	require.NoError(t, res[0].Err, "the lease has outlived it all")
+
+	// The leader's clock jumps: leadership leaves its host, and publishes go on.
+	leads := d.Nodes[0]
+	require.Eventually(t, func() bool {
+		info, err := d.Nodes[0].LocateQueue(ctx, "q")
+		if err == nil && info.Partitions[0].LeaderHost == d.Nodes[1].id {
+			leads = d.Nodes[1]
+		}
+		return err == nil && info.Partitions[0].LeaderHost == leads.id
+	}, 30*time.Second, 10*time.Millisecond)
+	ahead[leads.id].Store(int64(3 * time.Hour))
+	shard := must(f, func(n *Node) (api.QueueInfo, error) { return n.LocateQueue(ctx, "q") }).Partitions[0].Shard
+	require.Eventually(t, func() bool {
+		_, at, _, ok := leads.raft.Leader(shard)
+		return ok && at != leads.id
+	}, 60*time.Second, 20*time.Millisecond, "leadership leaves the host whose clock is refused")
+	require.Eventually(t, func() bool {
+		_, err := publishAnywhere(ctx, d, api.Publish{Queue: "q", Publish: queue.Publish{Messages: []queue.Message{{Body: []byte("after")}}}})
+		return err == nil
+	}, 30*time.Second, 20*time.Millisecond)
 }
 
 // clockRow is what a host says of the clock of another.
