@@ -57,6 +57,7 @@ var drills = []drill{
 	{"RB-14", []string{"look", "redrive", "over"}, drillDeadLetters, shared, ""},
 	{"RB-15", []string{"look", "purge", "over"}, drillRefusals, shared, ""},
 	{"RB-16", []string{"look", "cancel", "start", "over"}, drillGrowth, shared, ""},
+	{"RB-17", []string{"look", "accept", "over"}, drillClock, shared, ""},
 	{"RB-1", []string{"look", "over"}, drillReadOnly, long, "no-outcome"},
 	{"RB-2", []string{"look", "verify", "replace", "over"}, drillDivergent, long, ""},
 	{"RB-5", []string{"look", "purge", "over"}, drillDiskLow, long, ""},

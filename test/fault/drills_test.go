@@ -536,6 +536,17 @@ func drillGrowth(d *drilling) {
 	l.consumeAll(d.f)
 }
 
+// drillClock is RB-17, on clocks that are right: a process cannot move the clock of its machine. TestClockJumps moves an injected one.
+func drillClock(d *drilling) {
+	l := d.keep("rb-17", 10)
+	d.set("QUEUE", "rb-17")
+	d.set("HOST", strconv.FormatUint(d.f.leaderHost("rb-17").id, 10))
+	d.do("look")
+	d.do("accept")
+	d.do("over")
+	l.consumeAll(d.f)
+}
+
 // drillRefusals is RB-15: a queue is full.
 func drillRefusals(d *drilling) {
 	c := d.f.client(client.Options{PublishTimeout: 2 * time.Second})
