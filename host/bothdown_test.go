@@ -56,6 +56,7 @@ func TestCatalogAfterBothFullHosts(t *testing.T) {
 		f.ready()
 	}
 	// One is lost, the others go on, and then the other one is lost, too: the one that was lost last has it.
+	eventually(t, "both have the catalog", func() bool { return f.leader(catalog.ShardID).InSync(catalog.ShardID) == 2 })
 	f.stop(1)
 	f.change(&catalog.DrainHost{HostID: 3})
 	f.stop(2)
