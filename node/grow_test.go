@@ -29,7 +29,6 @@ func TestGrow(t *testing.T) {
 		{"refusals", testGrowRefusals},
 		{"under load", testGrowUnderLoad},
 		{"cancel", testGrowCancel},
-		{"waits", testGrowWaits},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			f := *f
@@ -137,42 +136,8 @@ func testGrowUnderLoad(f *partitionFleet) {
 	requireAll(f, late, "grows", "meanwhile2", int(published.Load()))
 }
 
-// testGrowWaits: without the witness a growth waits, and says so to whoever asks, by any host.
-func testGrowWaits(f *partitionFleet) {
-	f.queue("waits", 1, nil)
-	none, err := f.c.Growths(f.ctx, "waits")
-	require.NoError(f, err)
-	require.Empty(f, none)
-	witness := f.d.Nodes[2]
-	require.NoError(f, witness.stop())
-	_, err = f.c.GrowQueue(f.ctx, "waits", 2)
-	require.NoError(f, err)
-	for _, n := range f.d.Nodes[:2] {
-		c, err := client.New(client.Options{Addrs: []string{n.APIAddr().String()}, RefreshEvery: -1})
-		require.NoError(f, err)
-		f.Cleanup(func() { _ = c.Close(context.Background()) })
-		require.Eventually(f, func() bool {
-			gs, err := c.Growths(f.ctx, "")
-			if err != nil || len(gs) != 1 {
-				return false
-			}
-			g := gs[0]
-			return g.Queue == "waits" && g.From == 1 && g.To == 2 && g.Phase == "shards" && g.Partition == 1 && g.Shard > 0 && g.Host > 0 && g.ForMs > 0 &&
-				g.Waits == fmt.Sprintf("shard %d does not have its witness yet, and of its hosts these are silent: 3", g.Shard)
-		}, time.Minute, 20*time.Millisecond)
-	}
-	require.Eventually(f, func() bool {
-		return growingSeries(f, f.d.Nodes[0])+growingSeries(f, f.d.Nodes[1]) == 1
-	}, time.Minute, 20*time.Millisecond, "one host has the metric")
-	f.d.Nodes[2], err = Open(witness.cfg, Listeners{}, witness.log)
-	require.NoError(f, err)
-	f.grown("waits", 2)
-	require.Zero(f, growingSeries(f, f.d.Nodes[0])+growingSeries(f, f.d.Nodes[1]))
-}
-
 // growingSeries is how many growths a host's metrics tell of.
-func growingSeries(f *partitionFleet, n *Node) int {
-	f.Helper()
+func growingSeries(f require.TestingT, n *Node) int {
 	families, err := n.gatherer().Gather()
 	require.NoError(f, err)
 	for _, m := range families {

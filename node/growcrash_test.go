@@ -185,6 +185,7 @@ func (f *growFleet) grow(name string, s growthStop, more int, all bool) {
 	case <-f.ctx.Done():
 		f.Fatalf("no driver came to where %s", name)
 	}
+	f.told(host, more)
 	stopped := []int{int(host) - 1}
 	if all {
 		stopped = []int{int(host) - 1, int(host) % 3, int(host+1) % 3}
@@ -205,6 +206,29 @@ func (f *growFleet) grow(name string, s growthStop, more int, all bool) {
 	}
 	f.used()
 	f.grown()
+}
+
+// told: whoever asks, by any host, hears of the growth that a host drives, which has the metric; others do not.
+func (f *growFleet) told(driver uint64, more int) {
+	f.Helper()
+	for i, n := range f.nodes {
+		c, err := client.New(client.Options{Addrs: []string{n.APIAddr().String()}, RefreshEvery: -1})
+		require.NoError(f, err)
+		var gs []*tierqv1.Growth
+		require.Eventually(f, func() bool {
+			gs, err = c.Growths(f.ctx, "q")
+			return err == nil && len(gs) == 1 && gs[0].Host == driver
+		}, time.Minute, 20*time.Millisecond, "host %d", i+1)
+		require.EqualValues(f, f.partitions-more, gs[0].From)
+		require.EqualValues(f, f.partitions, gs[0].To)
+		require.Contains(f, []string{"shards", "groups", "last-look"}, gs[0].Phase)
+		require.NoError(f, c.Close(f.ctx))
+	}
+	series := 0
+	for _, n := range f.nodes {
+		series += growingSeries(f, n)
+	}
+	require.Equal(f, 1, series, "one host has the metric")
 }
 
 // crash stops a host as clients see a crash: their streams break.
