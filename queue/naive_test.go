@@ -867,18 +867,42 @@ func (n *naive) retention(c *queue.Retention, r *queue.Result) {
 
 // reclaimTo moves the line, never past a message in place that somebody may still want.
 func (n *naive) reclaimTo(to queue.Address) {
-	keeps := n.options.Mode == queue.ModeLog || len(n.groups) == 0
-	for a := n.line + 1; a <= min(to, n.last); a++ {
-		m := n.messages[a]
-		if m != nil && !m.Parked {
-			if keeps || !n.finishedByAll(a) {
-				return
-			}
+	to = n.countable(n.finishedLine(min(to, n.last)))
+	for a := n.line + 1; a <= to; a++ {
+		if m := n.messages[a]; m != nil && !m.Parked {
 			delete(n.messages, a)
 			n.counters.Reclaimed++
 		}
 		n.line = a
 	}
+}
+
+func (n *naive) finishedLine(to queue.Address) queue.Address {
+	keeps := n.options.Mode == queue.ModeLog || len(n.groups) == 0
+	for a := n.line + 1; a <= to; a++ {
+		if m := n.messages[a]; m != nil && !m.Parked && (keeps || !n.finishedByAll(a)) {
+			return a - 1
+		}
+	}
+	return to
+}
+
+// countable lowers a line that ends within a bucket of 4,096 addresses, so that at most MaxHousekeeping of that bucket's messages in
+// place are below it: what is above is reclaimed by a later command, or counted as expired by this one.
+func (n *naive) countable(to queue.Address) queue.Address {
+	const bucket = 4096
+	if to%bucket == bucket-1 || to == n.last {
+		return to
+	}
+	inPlace := 0
+	for a := max(n.line+1, to-to%bucket); a <= to; a++ {
+		if m := n.messages[a]; m != nil && !m.Parked {
+			if inPlace++; inPlace > queue.MaxHousekeeping {
+				return a - 1
+			}
+		}
+	}
+	return to
 }
 
 // reclaim deletes one message that is finished, or has run out and is neither leased nor dead.
