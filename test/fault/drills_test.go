@@ -512,6 +512,9 @@ func drillGrowth(d *drilling) {
 	d.set("WITNESS_CONFIG", witness.config)
 	d.say("kill -9 of host %d, the witness", witness.id)
 	witness.kill()
+	for _, h := range d.f.full() { // until then they take it for one that votes
+		d.awaitMetric(h, fmt.Sprintf("tierq_host_heard{host=\"%d\",role=\"witness\"} 0", witness.id))
+	}
 	c := d.f.client(client.Options{})
 	ctx, cancel := context.WithTimeout(context.Background(), 2*readyWithin)
 	defer cancel()
