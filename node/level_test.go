@@ -115,7 +115,7 @@ func TestQuorumLevelSlowApply(t *testing.T) {
 	require.False(t, l.isReadOnly(now+100*ms), "its outcome came late, its commit did not")
 
 	applied, now = commit-100, now+time.Hour
-	n = l.began(now)
+	l.began(now)
 	for range 4 {
 		now += 100 * ms
 		require.False(t, l.isReadOnly(now))
