@@ -36,7 +36,7 @@ func try[T any](f *adminFleet, call func(*Node) (T, error)) (T, error) {
 			}
 		}
 		var c *code.Error
-		again := errors.As(err, &c) && (c.Code == code.NoLeader || c.Code == code.StaleLeader || c.Code == code.NotOwner || c.Code == code.ReadOnlyDegraded)
+		again := errors.As(err, &c) && (c.Code == code.NoLeader || c.Code == code.StaleLeader || c.Code == code.NotOwner || c.Code == code.NotReplica || c.Code == code.ReadOnlyDegraded)
 		if !again || f.ctx.Err() != nil {
 			return out, err
 		}

@@ -302,6 +302,15 @@ func (f *Fleet) MostLeased(queue, group string) int {
 	return most
 }
 
+// Leased says whether a receipt names a lease of one of a queue's partitions that has not ended.
+func (f *Fleet) Leased(queue, group string, partition uint32, receipt string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	q := f.queues[queue].parts[partition]
+	_, c := f.checkLocked(q, q.groups[group], receipt)
+	return c == code.OK
+}
+
 // ExpireLeases ends all leases of a group.
 func (f *Fleet) ExpireLeases(queue, group string) {
 	f.mu.Lock()
