@@ -34,6 +34,10 @@ import (
 // drainTimeout bounds how long a stop waits for homes to be handed over and calls to end.
 const drainTimeout = 5 * time.Second
 
+// listenerGrace bounds how long a stop waits for calls to be answered, once homes and leaders are elsewhere. As long as it waits, the others
+// may take the host for one that stays.
+const listenerGrace = time.Second
+
 // Node is one running host. Safe for concurrent use.
 type Node struct {
 	id       uint64
@@ -257,7 +261,7 @@ func (n *Node) close() error {
 	if n.growing != nil {
 		n.growing()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), listenerGrace)
 	defer cancel()
 	n.mu.Lock()
 	n.closing = true
@@ -271,7 +275,7 @@ func (n *Node) close() error {
 			_ = s.Close()
 		}
 	}
-	// The listeners may have used their time up waiting for streams.
+	// The listeners may have used their time up waiting for streams, which clients keep open while they have nothing to say.
 	ctx, cancelDesks := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancelDesks()
 	for _, d := range n.takeDesks() {
