@@ -74,6 +74,7 @@ func powerLoss(t *testing.T, seed uint64) {
 	o.FS = <-crashed
 	s, err = Open("state", o)
 	require.NoError(t, err)
+	require.False(t, s.Fresh(), "what was opened once does not look as if it had been lost")
 	for id := uint64(1); id <= shards; id++ {
 		h := shard(t, s, id)
 		applied := readApplied(t, h)

@@ -105,7 +105,8 @@ func (s *Store) prepare() error {
 // IsDamaged says whether an error of this package means that a file does not hold what was written to it.
 func IsDamaged(err error) bool { return err != nil && pebble.IsCorruptionError(err) }
 
-// Fresh says whether Open found nothing in the directory, and made the store.
+// Fresh says whether Open found nothing in the directory, and made the store. A store that was opened once is never fresh again, however
+// the process ended, unless its files were lost.
 func (s *Store) Fresh() bool { return s.fresh }
 
 func (s *Store) checkFormat() error {
@@ -117,7 +118,11 @@ func (s *Store) checkFormat() error {
 		if err := b.Set(key, []byte{formatVersion}, nil); err != nil {
 			return errors.Join(err, b.Close())
 		}
-		return s.commit(b)
+		if err := s.commit(b); err != nil {
+			return err
+		}
+		// On disk before anything is in the store: else a process that is killed soon would leave one that looks as if its files had been lost.
+		return s.db.Flush()
 	}
 	if err != nil {
 		return err
