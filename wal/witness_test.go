@@ -111,8 +111,10 @@ func TestWitnessDoesNotGrow(t *testing.T) {
 	require.LessOrEqual(t, spans, 10)
 	atEnd, readAtEnd := fs.size(), reopen()
 	t.Logf("%d entries: %d bytes of files, of which an open reads %d; %d and %d at a tenth of them", next-1, atEnd, readAtEnd, atOne, readAtOne)
-	require.LessOrEqual(t, atEnd, atOne+8<<20)
-	require.LessOrEqual(t, readAtEnd, readAtOne+1<<20)
+	// Segments are as large as they fill fast, so a faster run has a few larger ones.
+	const slack = 8 << 20
+	require.LessOrEqual(t, atEnd, atOne+slack)
+	require.LessOrEqual(t, readAtEnd, readAtOne+slack)
 	ss, err := l.GetSnapshot(1, 3)
 	require.NoError(t, err)
 	require.True(t, ss.Witness)
