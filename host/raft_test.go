@@ -313,9 +313,10 @@ func TestHostMoves(t *testing.T) {
 	f.hosts[3] = h
 	h.Start()
 	f.ready()
-	seen, ok := f.hosts[1].Catalog().Host(3)
-	require.True(t, ok)
-	require.Equal(t, "client-3:2", seen.ClientAddr)
+	eventually(t, "another host knows where it is", func() bool {
+		seen, ok := f.hosts[1].Catalog().Host(3)
+		return ok && seen.ClientAddr == "client-3:2"
+	})
 	f.enqueue(h, shard)
 	f.stop(2)
 	f.enqueue(f.hosts[1], shard)
