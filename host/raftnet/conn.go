@@ -152,7 +152,7 @@ func (c *conn) sendMessage(k kind, m raftpb.Marshaler, sizeLimit int) error {
 	if c.buf = frame; cap(frame) > keepBytes {
 		c.buf = nil
 	}
-	return c.send(c.t.ctx, frame)
+	return c.send(c.t.in.ctx, frame)
 }
 
 // SendMessageBatch implements raftio.IConnection.
@@ -182,13 +182,13 @@ func (s *chunkConn) Close() {
 	s.c.stale.Store(false)
 	var end [headerBytes]byte
 	putHeader(end[:], kindEnd, nil)
-	if s.c.send(s.c.t.ctx, end[:]) != nil {
+	if s.c.send(s.c.t.in.ctx, end[:]) != nil {
 		return
 	}
 	select {
 	case <-s.c.link.lost:
 	case <-time.After(endTimeout):
-	case <-s.c.t.ctx.Done():
+	case <-s.c.t.in.ctx.Done():
 	}
 }
 

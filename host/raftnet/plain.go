@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/lni/dragonboat/v4/raftio"
@@ -42,27 +41,17 @@ const readBytes = 64 << 10
 // three, each with a deadline, and the receiver may wake for each; Plain writes and reads it whole. And it does not end the
 // process when a connection cannot be accepted.
 type Plain struct {
-	listen   string
-	log      *zap.Logger
+	in       *acceptor
 	messages raftio.MessageHandler
 	chunks   raftio.ChunkHandler
-
-	ctx    context.Context
-	cancel context.CancelFunc
-	tasks  sync.WaitGroup
-
-	mu       sync.Mutex
-	listener net.Listener
-	inbound  map[net.Conn]struct{}
-	closed   bool
 }
 
 var _ raftio.ITransport = (*Plain)(nil)
 
 // NewPlain returns a transport that listens on a host:port and hands what arrives to messages and chunks. It binds nothing before Start.
 func NewPlain(listen string, log *zap.Logger, messages raftio.MessageHandler, chunks raftio.ChunkHandler) *Plain {
-	t := &Plain{listen: listen, log: log.Named("raftnet"), messages: messages, chunks: chunks, inbound: make(map[net.Conn]struct{})}
-	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t := &Plain{in: newAcceptor(listen, log.Named("raftnet")), messages: messages, chunks: chunks}
+	t.in.serve = t.serve
 	return t
 }
 
@@ -70,86 +59,12 @@ func NewPlain(listen string, log *zap.Logger, messages raftio.MessageHandler, ch
 func (t *Plain) Name() string { return "tierq-raftnet-plain" }
 
 // Start implements raftio.ITransport: it binds and accepts.
-func (t *Plain) Start() error {
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-	l, err := lc.Listen(t.ctx, "tcp", t.listen)
-	if err != nil {
-		return fmt.Errorf("the Raft address %s cannot be bound: %w", t.listen, err)
-	}
-	t.mu.Lock()
-	t.listener = l
-	t.mu.Unlock()
-	t.tasks.Go(func() { t.accept(l) })
-	return nil
-}
+func (t *Plain) Start() error { return t.in.start() }
 
 // Close implements raftio.ITransport: it ends the listener and all connections from elsewhere, and waits for their goroutines.
 func (t *Plain) Close() error {
-	t.cancel()
-	t.mu.Lock()
-	t.closed = true
-	if t.listener != nil {
-		_ = t.listener.Close()
-	}
-	for c := range t.inbound {
-		_ = c.Close()
-	}
-	t.mu.Unlock()
-	t.tasks.Wait()
+	t.in.close()
 	return nil
-}
-
-// accept never gives up before Close: what stops it for a while, as too many open files, passes.
-func (t *Plain) accept(l net.Listener) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			if t.ctx.Err() != nil {
-				return
-			}
-			t.log.Error("a connection to the Raft port was not accepted", zap.Error(err))
-			select {
-			case <-time.After(acceptPause):
-			case <-t.ctx.Done():
-				return
-			}
-			continue
-		}
-		if !t.enter(c) {
-			_ = c.Close()
-			continue
-		}
-		go func() {
-			defer t.leave(c)
-			if err := t.serve(c); err != nil && t.ctx.Err() == nil {
-				t.log.Info("a connection to the Raft port ended", zap.Stringer("from", c.RemoteAddr()), zap.Error(err))
-			}
-		}()
-	}
-}
-
-// enter counts a connection in, unless there are too many or the transport is closed.
-func (t *Plain) enter(c net.Conn) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return false
-	}
-	if len(t.inbound) >= maxInbound {
-		t.log.Error("a connection to the Raft port was refused: there are too many", zap.Stringer("from", c.RemoteAddr()))
-		return false
-	}
-	t.inbound[c] = struct{}{}
-	t.tasks.Add(1)
-	return true
-}
-
-func (t *Plain) leave(c net.Conn) {
-	_ = c.Close()
-	t.mu.Lock()
-	delete(t.inbound, c)
-	t.mu.Unlock()
-	t.tasks.Done()
 }
 
 // serve takes messages until the connection ends, and returns why; nil at its orderly end.

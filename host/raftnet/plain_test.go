@@ -3,7 +3,10 @@ package raftnet
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
+	"errors"
+	"hash/crc32"
 	"io"
 	"net"
 	"sync/atomic"
@@ -59,20 +62,7 @@ func TestPlainBatches(t *testing.T) {
 
 func TestPlainChunks(t *testing.T) {
 	a, b := newPlainSide(t), newPlainSide(t)
-	c, err := a.GetSnapshotConnection(t.Context(), b.address)
-	require.NoError(t, err)
-	for i := range uint64(3) {
-		require.NoError(t, c.SendChunk(raftpb.Chunk{ShardID: 7, ChunkId: i, ChunkCount: 3, Data: make([]byte, 2<<20)}))
-	}
-	c.Close()
-	require.Len(t, b.chunks, 3, "Close returns when all were taken")
-
-	// A chunk that the engine does not take ends the stream.
-	b.refuse.Store(true)
-	c, err = a.GetSnapshotConnection(t.Context(), b.address)
-	require.NoError(t, err)
-	require.Eventually(t, func() bool { return c.SendChunk(raftpb.Chunk{ShardID: 7, Data: []byte("x")}) != nil }, patience, time.Millisecond)
-	c.Close()
+	carriesChunks(t, a, b.address, b.chunks, &b.refuse)
 }
 
 // TestPlainClose: Close ends connections from elsewhere, and the one that sends hears of it.
@@ -134,4 +124,46 @@ func TestDamagedPlain(t *testing.T) {
 		}
 		require.ErrorIs(t, err, want, "cut at %d", n)
 	}
+}
+
+// FuzzPlain: whatever arrives is a message that encodes to the same bytes, the end of a stream, or an error; and one that lies about its length costs
+// no more memory than a piece.
+func FuzzPlain(f *testing.F) {
+	b := goldenBatch()
+	raw, err := encodePlain(nil, plainBatch, b, b.SizeUpperLimit())
+	require.NoError(f, err)
+	f.Add(raw)
+	f.Add([]byte{0, 0})
+	f.Add(plainBytes(plainChunk, []byte("x")))
+	f.Add(raw[:plainPrefix+plainHeader])
+	f.Fuzz(func(t *testing.T, data []byte) {
+		what, payload, err := readAll(data)
+		if err != nil {
+			require.True(t, errors.Is(err, ErrBadFrame) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF), "%v", err)
+			require.LessOrEqual(t, cap(payload), 2*len(data)+2*pieceBytes)
+			return
+		}
+		switch what {
+		case plainEnd:
+			require.Equal(t, []byte{0, 0}, data[:plainPrefix])
+			return
+		case plainBatch:
+			_ = decode(&raftpb.MessageBatch{}, payload)
+		case plainChunk:
+			_ = decode(&raftpb.Chunk{}, payload)
+		}
+		require.Equal(t, data[:plainPrefix+plainHeader+len(payload)], plainBytes(what, payload))
+	})
+}
+
+// plainBytes are a message with any payload.
+func plainBytes(what uint16, payload []byte) []byte {
+	b := make([]byte, plainPrefix+plainHeader, plainPrefix+plainHeader+len(payload))
+	binary.BigEndian.PutUint16(b, plainOpen)
+	h := b[plainPrefix:]
+	binary.BigEndian.PutUint16(h, what)
+	binary.BigEndian.PutUint64(h[2:], uint64(len(payload)))
+	binary.BigEndian.PutUint32(h[14:], crc32.ChecksumIEEE(payload))
+	binary.BigEndian.PutUint32(h[10:], crc32.ChecksumIEEE(h))
+	return append(b, payload...)
 }

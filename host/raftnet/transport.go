@@ -57,20 +57,14 @@ type Options struct {
 // Transport implements raftio.ITransport.
 type Transport struct {
 	opts     Options
-	log      *zap.Logger
+	in       *acceptor
 	messages raftio.MessageHandler
 	chunks   raftio.ChunkHandler
 	unwatch  func()
 
-	ctx    context.Context
-	cancel context.CancelFunc
-	tasks  sync.WaitGroup
-
 	mu       sync.Mutex
-	listener net.Listener
-	inbound  map[*tls.Conn]bool // true: its handshake is done
+	greeted  map[*tls.Conn]struct{} // from elsewhere, whose handshake is done
 	outbound map[*conn]struct{}
-	closed   bool
 }
 
 var _ raftio.ITransport = (*Transport)(nil)
@@ -78,10 +72,10 @@ var _ raftio.ITransport = (*Transport)(nil)
 // New returns a transport that hands what arrives to messages and chunks. It binds nothing before Start.
 func New(o Options, messages raftio.MessageHandler, chunks raftio.ChunkHandler) *Transport {
 	t := &Transport{
-		opts: o, log: o.Logger.Named("raftnet"), messages: messages, chunks: chunks,
-		inbound: make(map[*tls.Conn]bool), outbound: make(map[*conn]struct{}),
+		opts: o, in: newAcceptor(o.Listen, o.Logger.Named("raftnet")), messages: messages, chunks: chunks,
+		greeted: make(map[*tls.Conn]struct{}), outbound: make(map[*conn]struct{}),
 	}
-	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.in.serve = t.serve
 	t.unwatch = o.TLS.OnChange(t.certsChanged)
 	return t
 }
@@ -90,95 +84,26 @@ func New(o Options, messages raftio.MessageHandler, chunks raftio.ChunkHandler) 
 func (t *Transport) Name() string { return "tierq-raftnet" }
 
 // Start implements raftio.ITransport: it binds and accepts.
-func (t *Transport) Start() error {
-	lc := net.ListenConfig{KeepAliveConfig: keepAlive}
-	l, err := lc.Listen(t.ctx, "tcp", t.opts.Listen)
-	if err != nil {
-		return fmt.Errorf("the Raft address %s cannot be bound: %w", t.opts.Listen, err)
-	}
-	t.mu.Lock()
-	t.listener = l
-	t.mu.Unlock()
-	t.tasks.Go(func() { t.accept(l) })
-	return nil
-}
+func (t *Transport) Start() error { return t.in.start() }
 
 // Close implements raftio.ITransport: it ends the listener and all connections, and waits for their goroutines.
 func (t *Transport) Close() error {
 	t.unwatch()
-	t.cancel()
-	t.mu.Lock()
-	t.closed = true
-	if t.listener != nil {
-		_ = t.listener.Close()
-	}
-	for c := range t.inbound {
-		_ = c.NetConn().Close()
-	}
-	t.mu.Unlock()
-	t.tasks.Wait()
+	t.in.close()
 	return nil
 }
 
-// accept never gives up before Close: what stops it for a while, as too many open files, passes.
-func (t *Transport) accept(l net.Listener) {
-	for {
-		raw, err := l.Accept()
-		if err != nil {
-			if t.ctx.Err() != nil {
-				return
-			}
-			t.log.Error("a connection to the Raft port was not accepted", zap.Error(err))
-			select {
-			case <-time.After(acceptPause):
-			case <-t.ctx.Done():
-				return
-			}
-			continue
-		}
-		setUserTimeout(raw)
-		c := tls.Server(raw, t.opts.TLS.Server(protocol))
-		if !t.enter(c) {
-			_ = raw.Close()
-			continue
-		}
-		go func() {
-			defer t.leave(c)
-			if err := t.serve(c); err != nil && t.ctx.Err() == nil {
-				t.log.Info("a connection to the Raft port ended", zap.Stringer("from", c.RemoteAddr()), zap.Error(err))
-			}
-		}()
-	}
-}
-
-// enter counts a connection in, unless there are too many or the transport is closed.
-func (t *Transport) enter(c *tls.Conn) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return false
-	}
-	if len(t.inbound) >= maxInbound {
-		t.log.Error("a connection to the Raft port was refused: there are too many", zap.Stringer("from", c.RemoteAddr()))
-		return false
-	}
-	t.inbound[c] = false
-	t.tasks.Add(1)
-	return true
-}
-
-func (t *Transport) leave(c *tls.Conn) {
-	_ = c.SetWriteDeadline(time.Now().Add(time.Second)) // of TLS's goodbye
-	_ = c.Close()
-	t.mu.Lock()
-	delete(t.inbound, c)
-	t.mu.Unlock()
-	t.tasks.Done()
-}
-
 // serve takes frames until the connection ends, and returns why; nil at its orderly end.
-func (t *Transport) serve(c *tls.Conn) error {
-	ctx, cancel := context.WithTimeout(t.ctx, certs.HandshakeTimeout)
+func (t *Transport) serve(raw net.Conn) error {
+	c := tls.Server(raw, t.opts.TLS.Server(protocol))
+	defer func() {
+		_ = c.SetWriteDeadline(time.Now().Add(time.Second)) // of TLS's goodbye
+		_ = c.Close()
+		t.mu.Lock()
+		delete(t.greeted, c)
+		t.mu.Unlock()
+	}()
+	ctx, cancel := context.WithTimeout(t.in.ctx, certs.HandshakeTimeout)
 	err := c.HandshakeContext(ctx)
 	cancel()
 	if err != nil {
@@ -188,7 +113,7 @@ func (t *Transport) serve(c *tls.Conn) error {
 		return errors.New("the caller does not speak " + protocol)
 	}
 	t.mu.Lock()
-	t.inbound[c] = true
+	t.greeted[c] = struct{}{}
 	t.mu.Unlock()
 	if !t.opts.TLS.Trusts(c) { // the files changed in between
 		return errors.New("the roots no longer trust its certificate")
@@ -284,9 +209,9 @@ func decode(m raftpb.Unmarshaler, payload []byte) (err error) {
 func (t *Transport) certsChanged() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for c, done := range t.inbound {
-		if done && !t.opts.TLS.Trusts(c) {
-			t.log.Info("a connection is closed: the roots no longer trust its certificate", zap.Stringer("from", c.RemoteAddr()))
+	for c := range t.greeted {
+		if !t.opts.TLS.Trusts(c) {
+			t.in.log.Info("a connection is closed: the roots no longer trust its certificate", zap.Stringer("from", c.RemoteAddr()))
 			_ = c.NetConn().Close() // without TLS's goodbye, for which a write might have to end
 		}
 	}

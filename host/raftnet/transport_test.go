@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lni/dragonboat/v4/raftio"
 	"github.com/lni/dragonboat/v4/raftpb"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -97,17 +98,23 @@ func TestBatches(t *testing.T) {
 func TestChunks(t *testing.T) {
 	ca := certstest.NewCA(t, "a")
 	a, b := newSide(t, ca), newSide(t, ca)
-	c, err := a.GetSnapshotConnection(t.Context(), b.address)
+	carriesChunks(t, a, b.address, b.chunks, &b.refuse)
+}
+
+// carriesChunks sends streams of chunks to an address where they are taken, and then one that is not.
+func carriesChunks(t *testing.T, from raftio.ITransport, address string, taken <-chan raftpb.Chunk, refuse *atomic.Bool) {
+	t.Helper()
+	c, err := from.GetSnapshotConnection(t.Context(), address)
 	require.NoError(t, err)
 	for i := range uint64(3) {
 		require.NoError(t, c.SendChunk(raftpb.Chunk{ShardID: 7, ChunkId: i, ChunkCount: 3, Data: make([]byte, 2<<20)}))
 	}
 	c.Close()
-	require.Len(t, b.chunks, 3, "Close returns when all were taken")
+	require.Len(t, taken, 3, "Close returns when all were taken")
 
 	// A chunk that the engine does not take ends the stream.
-	b.refuse.Store(true)
-	c, err = a.GetSnapshotConnection(t.Context(), b.address)
+	refuse.Store(true)
+	c, err = from.GetSnapshotConnection(t.Context(), address)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return c.SendChunk(raftpb.Chunk{ShardID: 7, Data: []byte("x")}) != nil }, patience, time.Millisecond)
 	c.Close()
