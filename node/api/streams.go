@@ -16,6 +16,7 @@ import (
 
 	tierqv1 "github.com/tierq/tierq/queue/api/tierq/v1"
 	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/hands"
 )
 
 // streamService implements tierq.v1.StreamService.
@@ -58,8 +59,8 @@ func (s streamService) PublishStream(ctx context.Context, stream *connect.BidiSt
 		sent <- err
 	}()
 	var wg sync.WaitGroup
-	hands := newHands()
-	defer hands.close()
+	workers := hands.New()
+	defer workers.Close()
 	var failed error
 	for {
 		req, err := stream.Receive()
@@ -72,52 +73,15 @@ func (s streamService) PublishStream(ctx context.Context, stream *connect.BidiSt
 		one := make(slot, 1)
 		order <- one
 		wg.Add(1)
-		s.publishOne(ctx, hands, req, func(out *tierqv1.PublishStreamResponse) { one <- out; wg.Done() })
+		s.publishOne(ctx, workers, req, func(out *tierqv1.PublishStreamResponse) { one <- out; wg.Done() })
 	}
 	wg.Wait()
 	close(order)
 	return errors.Join(failed, <-sent)
 }
 
-// hands are a stream's goroutines for what must not hold up its reading. A new goroutine for each publish begins with a small stack, which must
-// grow, by being copied, on the way to the log; so a few of those that have done their work wait for more.
-type hands struct {
-	work chan func()
-	idle chan struct{} // one for each that waits
-}
-
-// idleHands bounds those that wait, as each keeps its stack.
-const idleHands = 4
-
-func newHands() *hands { return &hands{work: make(chan func()), idle: make(chan struct{}, idleHands)} }
-
-// do calls f from another goroutine.
-func (h *hands) do(f func()) {
-	select {
-	case h.work <- f:
-	default:
-		go h.run(f)
-	}
-}
-
-func (h *hands) run(f func()) {
-	for ok := true; ok; {
-		f()
-		select {
-		case h.idle <- struct{}{}:
-		default:
-			return
-		}
-		f, ok = <-h.work
-		<-h.idle
-	}
-}
-
-// close lets the goroutines end when they are done. do must not be called any more.
-func (h *hands) close() { close(h.work) }
-
 // publishOne hands a publish to the backend before it returns, so that requests keep their order, and answers later.
-func (s streamService) publishOne(ctx context.Context, hands *hands, req *tierqv1.PublishRequest, answer func(*tierqv1.PublishStreamResponse)) {
+func (s streamService) publishOne(ctx context.Context, workers *hands.Hands, req *tierqv1.PublishRequest, answer func(*tierqv1.PublishStreamResponse)) {
 	p, err := publish(req)
 	if err == nil {
 		err = s.admit(ctx, len(req.GetMessages()))
@@ -127,7 +91,7 @@ func (s streamService) publishOne(ctx context.Context, hands *hands, req *tierqv
 		return
 	}
 	queued := make(chan struct{})
-	hands.do(func() {
+	workers.Do(func() {
 		ctx, cancel := context.WithTimeout(ctx, defaultDeadline)
 		defer cancel()
 		p.Queued = sync.OnceFunc(func() { close(queued) })

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tierq/tierq/queue/code"
+	"github.com/tierq/tierq/queue/hands"
 )
 
 // Client talks to one fleet. See the package's doc. Made by New, ended by Close.
@@ -35,7 +36,7 @@ type Client struct {
 	base    context.Context // ends when the client is closed
 	end     context.CancelFunc
 	wg      sync.WaitGroup
-	hands   *hands
+	hands   *hands.Hands // that batches are sent from
 	refresh chan struct{}
 	buffer  *buffer
 
@@ -60,7 +61,7 @@ func New(o Options) (*Client, error) {
 	}
 	c := &Client{
 		opts: o, randomProducer: random, scheme: o.scheme(), log: o.Logger,
-		hands:   newHands(),
+		hands:   hands.New(),
 		refresh: make(chan struct{}, 1),
 		stubs:   map[string]*apis{},
 		streams: map[streamKey]*stream{},
@@ -97,7 +98,7 @@ func (c *Client) Close(ctx context.Context) error {
 	c.end()
 	c.failStreams()
 	c.wg.Wait()
-	c.hands.close()
+	c.hands.Close()
 	c.router.close()
 	if t, ok := c.opts.HTTPClient.Transport.(*http.Transport); ok {
 		t.CloseIdleConnections()

@@ -180,7 +180,7 @@ func (s *stream) pumpLocked() {
 			s.lastSent = sent
 		}
 		s.c.wg.Add(1)
-		s.c.hands.do(func() { s.run(b) })
+		s.c.hands.Do(func() { s.run(b) })
 	}
 }
 
