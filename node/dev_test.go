@@ -23,6 +23,8 @@ func openDev(t *testing.T, dir string) *Dev {
 	require.NoError(t, err)
 	d, err := OpenDev(DevConfig{Dir: dir, API: addr(ports[0]), Admin: addr(ports[1])}, zaptest.NewLogger(t, zaptest.Level(zapLevel)))
 	require.NoError(t, err)
+	// A test that fails on its way leaves no host behind whose directory is taken away: that would end the process, and hide why.
+	t.Cleanup(func() { _ = d.Close() })
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for _, n := range d.Nodes {
