@@ -215,13 +215,21 @@ func (f *faultFleet) fullHostsApart(w *traffic) {
 }
 
 // installOverABadNetwork: a full host that was away for longer than the log reaches gets the whole state, with messages delayed,
-// lost and reordered, and catches up again after a restart.
+// lost and reordered, and catches up again after a restart. It is the host that the traffic asks first.
 func (f *faultFleet) installOverABadNetwork(w *traffic, installed *atomic.Int32) {
 	f.Helper()
-	away := 0
-	if f.awaitLeader(nil) == f.nodes[0] {
-		away = 1
-	}
+	const away = 0
+	f.eventually("the other full host leads", func() bool {
+		if f.leader() != f.nodes[away] {
+			return f.leader() != nil
+		}
+		for _, r := range f.nodes[away].FullReplicas(f.shard) {
+			if r.Host != f.configs[away].Host {
+				_ = f.nodes[away].raft.HandOver(f.ctx, f.shard, r.Replica)
+			}
+		}
+		return false
+	})
 	id := f.configs[away].Host
 	for _, o := range f.others(id) {
 		f.net.Both(id, o, faultnet.Rule{Refuse: true})

@@ -72,6 +72,7 @@ type desk struct {
 	log     *zap.Logger
 
 	held       atomic.Int64 // bytes of publishes that wait for a leader
+	leaderless atomic.Int64 // by boot, ns: when a publish first found no leader since one was heard of; 0: there is one
 	leadership leadership
 	level      *quorumLevel
 	lags       func() bool   // a full replica is behind; never nil

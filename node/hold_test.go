@@ -41,6 +41,15 @@ func TestPublishIsHeldForALeader(t *testing.T) {
 	f.eventually("a publish is held", func() bool { return d.held.Load() > 0 })
 	requireNoLeader(t, <-refused)
 	require.Zero(t, d.held.Load())
+	for range 1000 { // half an hour, if each were held
+		requireNoLeader(t, publish(20*time.Second))
+	}
+	f.start(2)
+	f.eventually("somebody leads", func() bool { _, _, _, ok := other.raft.Leader(f.shard); return ok })
+	require.NoError(t, publish(60*time.Second))
+	require.Zero(t, d.leaderless.Load())
+	f.stop(2)
+	f.eventually("nobody leads again", func() bool { _, _, _, ok := other.raft.Leader(f.shard); return !ok })
 	d.held.Add(queuedBytes)
 	requireNoLeader(t, publish(20*time.Second))
 	require.EqualValues(t, queuedBytes, d.held.Load(), "no room for another one")

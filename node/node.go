@@ -426,6 +426,7 @@ func (n *Node) onLeader(shard uint64, leader queue.ReplicaID, term uint64) {
 					d.log.Info("this host leads", event.Is("leader"), zap.Uint64("term", term))
 				}
 			}
+			d.heardOfLeader()
 			d.keeper.LeaderKnown()
 		}
 		d.level.leader(leader != 0, d.boot())
