@@ -22,6 +22,7 @@ type benchFlags struct {
 	duration  time.Duration
 	sizes     []int
 	inFlight  []int
+	queues    int
 	replicas  uint32
 	witnesses uint32
 	unordered bool
@@ -29,13 +30,14 @@ type benchFlags struct {
 }
 
 func benchCommand(a *app) *cobra.Command {
-	f := benchFlags{sizes: []int{256, 1024}, inFlight: []int{1, 1024}}
+	f := benchFlags{sizes: []int{256, 1024}, inFlight: []int{1, 1024}, queues: 1}
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "measure confirmed publishes beside the disk's own sync and a bare propose loop",
 		Long: "Publish into a scratch queue, and put the figures beside what bounds them: the time of one fdatasync of 4 KiB in --dir\n" +
 			"(run it on a host's disk), and a loop at the leader that only proposes. X_SYNC is P50 over that fdatasync; OF_PROPOSE\n" +
-			"is the rate over the loop's. The scratch queue is deleted at the end.",
+			"is the rate over the loop's. With --queues the messages go to as many scratch queues in turn; the loop is that of one.\n" +
+			"The scratch queues are deleted at the end.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.check(); err != nil {
@@ -49,7 +51,8 @@ func benchCommand(a *app) *cobra.Command {
 	fs.DurationVar(&f.duration, "duration", 5*time.Second, "how long each run takes")
 	fs.IntSliceVar(&f.sizes, "size", f.sizes, "body sizes in bytes")
 	fs.IntSliceVar(&f.inFlight, "in-flight", f.inFlight, "messages in flight")
-	fs.Uint32Var(&f.replicas, "replicas", 0, "full replicas of the scratch queue (default: what the fleet can hold)")
+	fs.IntVar(&f.queues, "queues", f.queues, "scratch queues")
+	fs.Uint32Var(&f.replicas, "replicas", 0, "full replicas of each scratch queue (default: what the fleet can hold)")
 	fs.Uint32Var(&f.witnesses, "witnesses", 0, "its witnesses")
 	fs.BoolVar(&f.unordered, "unordered", false, "several requests at once; messages may be stored out of order")
 	fs.BoolVar(&f.progress, "progress", false, "draw progress also when stderr is no terminal")
@@ -70,6 +73,9 @@ func (f *benchFlags) check() error {
 			return usagef("--in-flight %d: it is 1 to 8192", n)
 		}
 	}
+	if f.queues < 1 || f.queues > 1000 {
+		return usagef("--queues %d: it is 1 to 1000", f.queues)
+	}
 	if len(f.sizes) == 0 || len(f.inFlight) == 0 {
 		return usagef("--size and --in-flight need a value each")
 	}
@@ -78,10 +84,10 @@ func (f *benchFlags) check() error {
 
 // bench is one run of the command.
 type bench struct {
-	a     *app
-	f     benchFlags
-	queue string
-	sync  time.Duration // P50
+	a      *app
+	f      benchFlags
+	queues []string
+	sync   time.Duration // P50
 
 	// For the progress line.
 	done, total atomic.Int64 // milliseconds
@@ -89,7 +95,7 @@ type bench struct {
 }
 
 func (a *app) bench(ctx context.Context, f benchFlags) error {
-	b := &bench{a: a, f: f, queue: fmt.Sprintf("bench-%08x", rand.Uint32())}
+	b := &bench{a: a, f: f}
 	b.total.Store(int64(len(f.sizes)*len(f.inFlight)) * 2 * f.duration.Milliseconds())
 	b.what.Store("fdatasync")
 	o, err := a.options()
@@ -97,13 +103,16 @@ func (a *app) bench(ctx context.Context, f benchFlags) error {
 		return err
 	}
 	o.FailFast = true
-	t := newTable("BYTES", "IN_FLIGHT", "PER_SECOND", "P50_US", "P99_US", "FDATASYNC_P50_US", "X_SYNC", "PROPOSE_PER_SECOND", "PROPOSE_P50_US", "OF_PROPOSE", "MESSAGES")
+	t := newTable("BYTES", "IN_FLIGHT", "QUEUES", "PER_SECOND", "P50_US", "P99_US", "FDATASYNC_P50_US", "X_SYNC", "PROPOSE_PER_SECOND", "PROPOSE_P50_US", "OF_PROPOSE", "MESSAGES")
 	err = withOptions(ctx, o, func(ctx context.Context, c *client.Client) error {
-		_, err := c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: b.queue, Replicas: f.replicas, Witnesses: f.witnesses})
-		if err != nil {
-			return err
-		}
 		defer b.cleanUp(ctx, c)
+		for range f.queues {
+			name := fmt.Sprintf("bench-%08x", rand.Uint32())
+			if _, err := c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: name, Replicas: f.replicas, Witnesses: f.witnesses}); err != nil {
+				return err
+			}
+			b.queues = append(b.queues, name)
+		}
 		stop := startProgress(a.err, f.progress, b.line)
 		defer stop()
 		return b.runAll(ctx, c, t)
@@ -117,8 +126,10 @@ func (a *app) bench(ctx context.Context, f benchFlags) error {
 func (b *bench) cleanUp(ctx context.Context, c *client.Client) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.a.tryFor(10*time.Second))
 	defer cancel()
-	if err := c.DeleteQueue(ctx, b.queue); err != nil {
-		b.a.complain(fmt.Sprintf("the scratch queue stays: delete it with `tierq queue delete %s`: %v", b.queue, err))
+	for _, q := range b.queues {
+		if err := c.DeleteQueue(ctx, q); err != nil {
+			b.a.complain(fmt.Sprintf("the scratch queue stays: delete it with `tierq queue delete %s`: %v", q, err))
+		}
 	}
 }
 
@@ -145,7 +156,7 @@ func (b *bench) runAll(ctx context.Context, c *client.Client, t *table) error {
 			}
 			b.done.Add(b.f.duration.Milliseconds())
 			rate, loop := perSecond(int64(r.n), r.took), perSecond(int64(p.Messages), time.Duration(p.ElapsedUs)*time.Microsecond)
-			t.add(size, n, round(rate), r.p50.Microseconds(), r.p99.Microseconds(), b.sync.Microseconds(), round(ratio(float64(r.p50), float64(b.sync))),
+			t.add(size, n, b.f.queues, round(rate), r.p50.Microseconds(), r.p99.Microseconds(), b.sync.Microseconds(), round(ratio(float64(r.p50), float64(b.sync))),
 				round(loop), p.P50Us, round(ratio(rate, loop)), r.n)
 		}
 	}
@@ -168,7 +179,7 @@ const proposeBatch = 128
 func (b *bench) propose(ctx context.Context, c *client.Client, size, inFlight int) (*tierqv1.BenchProposeResponse, error) {
 	batch := min(inFlight, proposeBatch)
 	return c.BenchPropose(ctx, &tierqv1.BenchProposeRequest{
-		Queue: b.queue, MessageBytes: uint32(size), Batch: uint32(batch), InFlight: uint32(max(1, inFlight/batch)), DurationMs: uint32(b.f.duration.Milliseconds()),
+		Queue: b.queues[0], MessageBytes: uint32(size), Batch: uint32(batch), InFlight: uint32(max(1, inFlight/batch)), DurationMs: uint32(b.f.duration.Milliseconds()),
 	})
 }
 
@@ -191,17 +202,19 @@ func (b *bench) publish(ctx context.Context, size, inFlight int) (benchRun, erro
 	}
 	var r benchRun
 	err = withOptions(ctx, o, func(ctx context.Context, c *client.Client) error {
-		if _, err := c.Publish(ctx, b.queue, client.Message{Body: body}); err != nil {
-			return err // also finds the leader
+		for _, q := range b.queues {
+			if _, err := c.Publish(ctx, q, client.Message{Body: body}); err != nil {
+				return err // also finds the leader
+			}
 		}
-		r, err = drive(ctx, c, b.queue, body, inFlight, b.f.duration)
+		r, err = drive(ctx, c, b.queues, body, inFlight, b.f.duration)
 		return err
 	})
 	return r, err
 }
 
-// drive publishes for d and waits for every answer.
-func drive(ctx context.Context, c *client.Client, queue string, body []byte, inFlight int, d time.Duration) (benchRun, error) {
+// drive publishes to queues in turn for d and waits for every answer.
+func drive(ctx context.Context, c *client.Client, queues []string, body []byte, inFlight int, d time.Duration) (benchRun, error) {
 	futures := make(chan *client.Future, inFlight)
 	var took []time.Duration
 	var failed error
@@ -219,8 +232,8 @@ func drive(ctx context.Context, c *client.Client, queue string, body []byte, inF
 		}
 	}()
 	began := time.Now()
-	for time.Since(began) < d && ctx.Err() == nil && !closed(stop) {
-		futures <- c.PublishAsync(ctx, queue, client.Message{Body: body})
+	for i := 0; time.Since(began) < d && ctx.Err() == nil && !closed(stop); i++ {
+		futures <- c.PublishAsync(ctx, queues[i%len(queues)], client.Message{Body: body})
 	}
 	close(futures)
 	<-counted

@@ -143,6 +143,7 @@ func TestExitCodes(t *testing.T) {
 		{"dead redrive q", exitUsage, "--all"},
 		{"dead redrive q zero", exitUsage, "number from 1"},
 		{"bench --duration 0s", exitUsage, "--duration"},
+		{"bench --queues 0", exitUsage, "--queues"},
 		{"queue describe nosuch", exitRefused, "tierq queue create nosuch"},
 		{"send nosuch hello", exitRefused, "UNKNOWN_QUEUE"},
 		{"receive q --group nosuch", exitRefused, "tierq group create q nosuch"},
@@ -384,10 +385,10 @@ func TestDoctor(t *testing.T) {
 
 func TestBench(t *testing.T) {
 	s := newShell(t, 1)
-	out := s.ok("bench", "--dir", t.TempDir(), "--duration", "50ms", "--size", "16", "--in-flight", "1,64")
+	out := s.ok("bench", "--dir", t.TempDir(), "--duration", "50ms", "--size", "16", "--in-flight", "1,64", "--queues", "3")
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	require.Len(t, lines, 3)
-	require.Equal(t, strings.Fields("BYTES IN_FLIGHT PER_SECOND P50_US P99_US FDATASYNC_P50_US X_SYNC PROPOSE_PER_SECOND PROPOSE_P50_US OF_PROPOSE MESSAGES"), strings.Fields(lines[0]))
+	require.Equal(t, strings.Fields("BYTES IN_FLIGHT QUEUES PER_SECOND P50_US P99_US FDATASYNC_P50_US X_SYNC PROPOSE_PER_SECOND PROPOSE_P50_US OF_PROPOSE MESSAGES"), strings.Fields(lines[0]))
 	require.Equal(t, "[]\n", s.ok("queue", "list", "--json"), "the scratch queue is deleted")
 	_, errs, exit := s.run("bench", "--dir", "/nonexistent/dir", "--duration", "10ms")
 	require.Equal(t, exitUsage, exit, errs)
