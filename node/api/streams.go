@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -81,7 +82,12 @@ func (s streamService) PublishStream(ctx context.Context, stream *connect.BidiSt
 }
 
 // publishOne hands a publish to the backend before it returns, so that requests keep their order, and answers later.
-func (s streamService) publishOne(ctx context.Context, workers *hands.Hands, req *tierqv1.PublishRequest, answer func(*tierqv1.PublishStreamResponse)) {
+func (s streamService) publishOne(ctx context.Context, workers *hands.Hands, req *tierqv1.PublishRequest, tell func(*tierqv1.PublishStreamResponse)) {
+	began := time.Now()
+	answer := func(out *tierqv1.PublishStreamResponse) {
+		out.ServedUs = uint32(min(max(time.Since(began).Microseconds(), 1), math.MaxUint32))
+		tell(out)
+	}
 	p, err := publish(req)
 	if err == nil {
 		err = s.admit(ctx, len(req.GetMessages()))

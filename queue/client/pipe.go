@@ -36,8 +36,9 @@ type pipe struct {
 }
 
 type pipeAnswer struct {
-	res *tierqv1.PublishResponse
-	err error
+	res    *tierqv1.PublishResponse
+	err    error
+	served time.Duration // by the host; 0: it did not say
 }
 
 // pipeIdle is how long a pipe without requests stays open.
@@ -65,6 +66,13 @@ func (s *stream) publishStub(sent func()) stub[tierqv1.PublishRequest, tierqv1.P
 			return a.queue.Publish(ctx, r)
 		}
 	}
+}
+
+// served notes how long an answer took, and how long by its host.
+func (s *stream) served(took, byHost time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.fill.heard(took, byHost)
 }
 
 // pipes reports whether streams are to be tried.
@@ -169,6 +177,7 @@ func (p *pipe) publish(ctx context.Context, req *tierqv1.PublishRequest, sent fu
 	defer p.mark(ctx)
 	select {
 	case a := <-answer:
+		p.s.served(time.Since(began), a.served)
 		return a.res, a.err
 	case <-ctx.Done():
 	}
@@ -230,11 +239,12 @@ func (p *pipe) read() {
 }
 
 func answerOf(m *tierqv1.PublishStreamResponse) pipeAnswer {
+	served := time.Duration(m.GetServedUs()) * time.Microsecond
 	if r := m.GetPublished(); r != nil {
-		return pipeAnswer{res: r}
+		return pipeAnswer{res: r, served: served}
 	}
 	d := m.GetRefused()
-	return pipeAnswer{err: errorOf(d)}
+	return pipeAnswer{err: errorOf(d), served: served}
 }
 
 // finish answers what is waiting with the reason of the end.

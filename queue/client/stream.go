@@ -54,9 +54,12 @@ type stream struct {
 	holding  int             // batches that are being retried
 	// registered counts the new sequences begun since a message was last stored.
 	registered int
-	expiry     *time.Timer // answers pending messages whose time ran out
-	expiresAt  time.Time
-	closed     bool
+	// pendingBytes bounds the size of pending from above.
+	pendingBytes int
+	fill         fill
+	expiry       *time.Timer // answers pending messages whose time ran out
+	expiresAt    time.Time
+	closed       bool
 
 	pipeMu     sync.Mutex // below mu
 	pipe       *pipe
@@ -154,6 +157,7 @@ func (s *stream) add(p *publish, msgs []Message, places []int) {
 		it.p, it.i, it.size = p, i, msgs[i].size()
 		msgs[i].wire(&it.msg)
 		s.pending = append(s.pending, it)
+		s.pendingBytes += it.size
 	}
 	if s.closed {
 		s.failLocked(s.pending, errClosed())
@@ -186,8 +190,11 @@ func (s *stream) pumpLocked() {
 
 func (s *stream) maySendLocked() bool {
 	limit := s.c.opts.MaxBatchesInFlight
-	if s.inLine && (!s.pipes() || s.broken) {
+	switch {
+	case s.inLine && (!s.pipes() || s.broken):
 		limit = 1
+	case len(s.pending) < fillMessages && s.pendingBytes < fillBytes:
+		limit = min(limit, s.fill.small())
 	}
 	return !s.closed && s.holding == 0 && len(s.pending) > 0 && len(s.batches) < limit
 }
@@ -220,7 +227,10 @@ func (s *stream) takeLocked() *batch {
 		return nil
 	}
 	b := &batch{items: slices.Clone(s.pending[:n]), inLine: s.inLine}
-	s.pending = s.pending[n:]
+	s.pending, s.pendingBytes = s.pending[n:], 0
+	for _, it := range s.pending {
+		s.pendingBytes += it.size
+	}
 	if len(s.pending) == 0 {
 		s.pending = nil // let the array go
 	}

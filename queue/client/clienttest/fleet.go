@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -56,6 +57,7 @@ type Fleet struct {
 	answers   map[reflect.Type]any
 	strict    bool
 	noStreams bool
+	served    time.Duration
 	noHints   bool // answers do not tell how many partitions there are
 }
 

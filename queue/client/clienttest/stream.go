@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -24,6 +25,19 @@ func (f *Fleet) SetStreams(on bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.noStreams = !on
+}
+
+// SetServed sets how long hosts say, beside the answers of a stream, that they took; 0: they say nothing.
+func (f *Fleet) SetServed(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.served = d
+}
+
+func (f *Fleet) servedMicros() uint32 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return uint32(f.served.Microseconds())
 }
 
 func (f *Fleet) streamless() bool {
@@ -70,7 +84,7 @@ func (v *view) PublishStream(ctx context.Context, stream *connect.BidiStream[tie
 		if before {
 			panic(http.ErrAbortHandler)
 		}
-		out := &tierqv1.PublishStreamResponse{}
+		out := &tierqv1.PublishStreamResponse{ServedUs: v.h.f.servedMicros()}
 		if refused == nil {
 			var res *connect.Response[tierqv1.PublishResponse]
 			if res, refused = v.Publish(ctx, connect.NewRequest(req)); refused == nil {

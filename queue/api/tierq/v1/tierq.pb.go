@@ -4122,7 +4122,10 @@ type PublishStreamResponse struct {
 	//
 	//	*PublishStreamResponse_Published
 	//	*PublishStreamResponse_Refused
-	Outcome       isPublishStreamResponse_Outcome `protobuf_oneof:"outcome"`
+	Outcome isPublishStreamResponse_Outcome `protobuf_oneof:"outcome"`
+	// How long the host took, from reading the request to this answer, in microseconds, at least 1. The rest of the time that a client
+	// measures is the way; 0: the host does not say.
+	ServedUs      uint32 `protobuf:"varint,3,opt,name=served_us,json=servedUs,proto3" json:"served_us,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4180,6 +4183,13 @@ func (x *PublishStreamResponse) GetRefused() *ErrorDetail {
 		}
 	}
 	return nil
+}
+
+func (x *PublishStreamResponse) GetServedUs() uint32 {
+	if x != nil {
+		return x.ServedUs
+	}
+	return 0
 }
 
 type isPublishStreamResponse_Outcome interface {
@@ -9209,10 +9219,11 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\aalready\x18\x05 \x01(\bR\aalready\x12(\n" +
 	"\x06effect\x18\x06 \x01(\x0e2\x10.tierq.v1.EffectR\x06effect\"B\n" +
 	"\x0eSettleResponse\x120\n" +
-	"\aresults\x18\x01 \x03(\v2\x16.tierq.v1.SettleResultR\aresults\"\x90\x01\n" +
+	"\aresults\x18\x01 \x03(\v2\x16.tierq.v1.SettleResultR\aresults\"\xad\x01\n" +
 	"\x15PublishStreamResponse\x129\n" +
 	"\tpublished\x18\x01 \x01(\v2\x19.tierq.v1.PublishResponseH\x00R\tpublished\x121\n" +
-	"\arefused\x18\x02 \x01(\v2\x15.tierq.v1.ErrorDetailH\x00R\arefusedB\t\n" +
+	"\arefused\x18\x02 \x01(\v2\x15.tierq.v1.ErrorDetailH\x00R\arefused\x12\x1b\n" +
+	"\tserved_us\x18\x03 \x01(\rR\bservedUsB\t\n" +
 	"\aoutcome\"\x9c\x02\n" +
 	"\fConsumeStart\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
