@@ -2,7 +2,9 @@ package queue_test
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/tierq/tierq/queue"
@@ -249,6 +251,28 @@ func pages[T any](read func(from queue.Address) ([]T, queue.Address, error)) ([]
 	}
 }
 
+// walkMessages reads by one MessageReader what was read one by one, up and then down, and beyond it.
+func walkMessages(s queue.Reader, want []queue.StoredMessage, last queue.Address) error {
+	r := s.Messages()
+	defer r.Close()
+	read := func(a queue.Address, want *queue.StoredMessage) error {
+		m, ok, err := r.Message(a)
+		if err != nil || ok != (want != nil) || ok && !reflect.DeepEqual(tidy(m), *want) {
+			return fmt.Errorf("message %s by a walk: %+v, %t, %v; alone %+v", a, m, ok, err, want)
+		}
+		return nil
+	}
+	var errs []error
+	for i := range want {
+		errs = append(errs, read(want[i].Address, &want[i]))
+	}
+	for i := range want {
+		w := &want[len(want)-1-i]
+		errs = append(errs, read(w.Address, w))
+	}
+	return errors.Join(append(errs, read(last+1, nil))...)
+}
+
 // observe reads everything through Reader, in pages of a size.
 func observe(s queue.Reader, page int) (observed, error) {
 	meta, infos := s.ReadStats()
@@ -262,7 +286,10 @@ func observe(s queue.Reader, page int) (observed, error) {
 			o.Messages = append(o.Messages, tidy(m))
 		}
 	}
-	var err error
+	err := walkMessages(s, o.Messages, meta.Last)
+	if err != nil {
+		return o, err
+	}
 	if o.Due, err = due(s, page); err != nil {
 		return o, err
 	}

@@ -132,6 +132,13 @@ type DeadLetter struct {
 	Message      StoredMessage
 }
 
+// MessageReader reads messages as Reader.Message does. What a call returns may be as old as the reader. Addresses that rise are read fastest: one after the other from
+// where they lie. Not safe for concurrent use.
+type MessageReader interface {
+	Message(a Address) (StoredMessage, bool, error)
+	Close()
+}
+
 // Reader is the read side of a shard's state; *State implements it. Errors are I/O or corruption only.
 type Reader interface {
 	Meta() Meta
@@ -142,6 +149,8 @@ type Reader interface {
 	GroupByName(name string) (GroupInfo, bool)
 	// Message reads one message with its body; false when it does not exist (any more).
 	Message(a Address) (StoredMessage, bool, error)
+	// Messages reads several, one after the other; close it.
+	Messages() MessageReader
 	// Finished says whether a group has finished an address (false above Last; true at or below its start).
 	Finished(id GroupID, a Address) (bool, error)
 	// Deliverables lists unfinished, not dead messages of a group with from <= address in address order,

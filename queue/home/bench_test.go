@@ -35,6 +35,7 @@ func (s *instant) NextDue(queue.DelayedKey) (queue.Stamp, bool, error) { return 
 func (s *instant) Message(a queue.Address) (queue.StoredMessage, bool, error) {
 	return queue.StoredMessage{Address: a, Body: s.body}, true, nil
 }
+func (s *instant) Messages() queue.MessageReader { return oneByOne{s} }
 func (s *instant) Deliverables(_ queue.GroupID, from queue.Address, limit int, _ bool) ([]queue.Deliverable, queue.Address, error) {
 	out := make([]queue.Deliverable, 0, limit)
 	for a := from; a <= s.n && len(out) < limit; a++ {

@@ -301,7 +301,7 @@ func (l *Ledger) claimed(o *op, r queue.ExpireResult, now time.Duration, stamp q
 		resolveAll(o.refs, plain(code.ConsumerLimit))
 		return nil
 	}
-	m, ok, err := l.load(e, stamp)
+	m, ok, err := l.load(l.reader, e, stamp)
 	if err != nil {
 		l.requeue(e, 0)
 	}

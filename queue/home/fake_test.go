@@ -305,6 +305,13 @@ func (s *fakeState) Message(a queue.Address) (queue.StoredMessage, bool, error) 
 	return m.StoredMessage, true, nil
 }
 
+// oneByOne is a queue.MessageReader that reads one by one.
+type oneByOne struct{ messageSource }
+
+func (oneByOne) Close() {}
+
+func (s *fakeState) Messages() queue.MessageReader { return oneByOne{s} }
+
 func (s *fakeState) Finished(id queue.GroupID, a queue.Address) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

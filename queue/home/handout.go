@@ -38,6 +38,8 @@ func (l *Ledger) take(t take, now time.Duration, stamp queue.Stamp, out []Delive
 	if room <= 0 {
 		return out, why, nil
 	}
+	messages := l.reader.Messages()
+	defer messages.Close()
 	bytes := 0
 	for n := min(t.max, room); n > 0; {
 		e, err := l.pick(now, stamp)
@@ -47,7 +49,7 @@ func (l *Ledger) take(t take, now time.Duration, stamp queue.Stamp, out []Delive
 		if e == nil {
 			break
 		}
-		m, ok, err := l.load(e, stamp)
+		m, ok, err := l.load(messages, e, stamp)
 		if err != nil {
 			l.putBack(e)
 			return out, nothing, err
@@ -127,10 +129,15 @@ func (l *Ledger) retire() {
 	}
 }
 
+// messageSource is a queue.Reader or queue.MessageReader.
+type messageSource interface {
+	Message(a queue.Address) (queue.StoredMessage, bool, error)
+}
+
 // load reads the message of a picked entry. False drops it from the ledger, or puts it back for later: it was
 // finished elsewhere (purged, cancelled), rescheduled, or is past its time to live.
-func (l *Ledger) load(e *entry, stamp queue.Stamp) (queue.StoredMessage, bool, error) {
-	m, ok, err := l.reader.Message(e.address)
+func (l *Ledger) load(from messageSource, e *entry, stamp queue.Stamp) (queue.StoredMessage, bool, error) {
+	m, ok, err := from.Message(e.address)
 	switch {
 	case err != nil:
 		return m, false, err
