@@ -18,6 +18,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -92,9 +93,11 @@ func run() error {
 	rounds := flag.Int("rounds", 1, "how often all rows are repeated; the median counts")
 	program := flag.String("tierq", "", "the tierq binary; built if empty")
 	only := flag.String("only", "", "tierq or nats")
+	match := flag.String("rows", "", "only rows with this in their name")
 	clients := flag.Int("clients", 1000, "clients of the last row, which is not repeated; 0 leaves it out")
 	crowd := flag.Duration("crowd", time.Minute, "how long the last row takes")
 	flag.Parse()
+	rows := slices.DeleteFunc(slices.Clone(rows), func(r row) bool { return !strings.Contains(r.name, *match) })
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	dir, err := os.MkdirTemp("", "tierq-bench-")

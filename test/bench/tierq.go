@@ -144,21 +144,10 @@ func (t *tierq) Async(ctx context.Context, by, queue int, body []byte, done func
 }
 
 func (t *tierq) Consume(ctx context.Context, queue int, handle func([]byte)) error {
-	for ctx.Err() == nil {
-		ds, err := t.client.Receive(ctx, t.queues[queue], "", client.ReceiveOptions{Max: 1000})
-		if err != nil {
-			continue
-		}
-		receipts := make([]string, len(ds))
-		for i, d := range ds {
-			handle(d.Body)
-			receipts[i] = d.Receipt
-		}
-		if len(receipts) > 0 {
-			go func() { _, _ = t.client.Ack(ctx, t.queues[queue], "", receipts...) }()
-		}
-	}
-	return ctx.Err()
+	return t.client.Consume(ctx, t.queues[queue], "", func(_ context.Context, d *client.Delivery) error {
+		handle(d.Body)
+		return nil
+	}, client.ConsumeOptions{Concurrency: 4, MaxInFlight: 4096})
 }
 
 func (t *tierq) Close() {
