@@ -7,18 +7,22 @@ import (
 )
 
 // Limits of ack batching: an ack leaves at once when none is in flight, else with the next ones, at the latest when so
-// many are together or so much time has passed.
+// many are together or so much time has passed. So many is an eighth of what may be in flight, within these bounds: a small window must not wait for
+// itself, and with a large one calls cost more than acks.
 const (
-	maxAckBatch = 32
-	maxAckDelay = 20 * time.Millisecond
-	// maxUnacked bounds the finished messages whose ack is not answered; beyond it handlers wait.
-	maxUnacked = 1024
+	leastAckBatch = 32
+	mostAckBatch  = 256
+	maxAckDelay   = 20 * time.Millisecond
+	// Finished messages whose ack is not answered are bounded by what may be in flight, within these bounds; beyond it handlers wait.
+	leastUnacked = 1024
+	mostUnacked  = 4096
 )
 
 // acker batches the acks of one lane. Several calls may be in flight.
 type acker struct {
-	n    *lane
-	room chan struct{}
+	n     *lane
+	batch int
+	room  chan struct{}
 
 	mu       sync.Mutex
 	waiting  []*job
@@ -27,7 +31,10 @@ type acker struct {
 	calls    sync.WaitGroup
 }
 
-func newAcker(n *lane) *acker { return &acker{n: n, room: make(chan struct{}, maxUnacked)} }
+func newAcker(n *lane) *acker {
+	most := n.l.o.MaxInFlight
+	return &acker{n: n, batch: min(max(most/8, leastAckBatch), mostAckBatch), room: make(chan struct{}, min(max(most, leastUnacked), mostUnacked))}
+}
 
 // add takes over j, which is done. It waits while too many acks are unanswered.
 func (a *acker) add(j *job) {
@@ -36,7 +43,7 @@ func (a *acker) add(j *job) {
 	defer a.mu.Unlock()
 	a.waiting = append(a.waiting, j)
 	switch {
-	case a.inFlight == 0 || len(a.waiting) >= maxAckBatch:
+	case a.inFlight == 0 || len(a.waiting) >= a.batch:
 		a.flushLocked()
 	case !a.timed:
 		a.timed = true
