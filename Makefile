@@ -28,6 +28,7 @@ fmt: ## fail on files that gofmt would change
 .PHONY: vet
 vet: ## go vet
 	$(GO) vet ./...
+	$(GO) vet -tags generate ./queue/api/gen
 
 .PHONY: staticcheck
 staticcheck: ## staticcheck, at the version of go.mod
@@ -35,7 +36,7 @@ staticcheck: ## staticcheck, at the version of go.mod
 
 .PHONY: generated
 generated: ## fail unless the generated code is fresh
-	$(GO) run ./queue/api/gen -check
+	$(GO) run -tags generate ./queue/api/gen -check
 
 .PHONY: tidy
 tidy: ## fail unless go.mod and go.sum are tidy

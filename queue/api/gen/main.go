@@ -1,10 +1,14 @@
+//go:build generate
+
 // Command gen compiles the repository's .proto files and runs the protobuf and connect generators on them, so that
 // no protoc has to be installed.
 //
 // Usage, from the repository's root:
 //
-//	go run ./queue/api/gen            # writes the generated files
-//	go run ./queue/api/gen -check     # exits 1 and names the files that are not fresh
+//	go run -tags generate ./queue/api/gen            # writes the generated files
+//	go run -tags generate ./queue/api/gen -check     # exits 1 and names the files that are not fresh
+//
+// It has a tag so that the tests of all packages need not compile a protobuf compiler.
 package main
 
 import (
@@ -64,7 +68,7 @@ func run(ctx context.Context, check bool) error {
 		}
 	}
 	if len(stale) > 0 {
-		return fmt.Errorf("not fresh: %s: run `go run ./queue/api/gen`", strings.Join(stale, ", "))
+		return fmt.Errorf("not fresh: %s: run `go run -tags generate ./queue/api/gen`", strings.Join(stale, ", "))
 	}
 	return nil
 }
