@@ -12,6 +12,9 @@ import (
 // quorum is. A caller with less time waits for half of it, so that it still hears why.
 const leaderHold = 1500 * time.Millisecond
 
+// leaderlessAgain is when publishes are held anew: nobody says that a leader was silent for a while and is back.
+const leaderlessAgain = time.Minute
+
 // awaitLeader returns the replica that leads a desk's shard, and its host. While none is known, or only one whose host is silent, it waits for
 // another one, and then fails with NO_LEADER: a client that repeats meanwhile would learn later of it. Once leaderHold is over nothing is held
 // until there is a leader again: who asks a host that is cut off should ask another one at once. What is held is bounded as what waits for its
@@ -50,9 +53,9 @@ func (n *Node) awaitLeader(ctx context.Context, d *desk, size int) (leader queue
 func (d *desk) mayHold() time.Duration {
 	now := int64(d.boot())
 	since := d.leaderless.Load()
-	if since == 0 {
-		since = max(now, 1)
-		d.leaderless.CompareAndSwap(0, since)
+	if since == 0 || time.Duration(now-since) > leaderlessAgain {
+		d.leaderless.CompareAndSwap(since, max(now, 1))
+		return leaderHold
 	}
 	return leaderHold - time.Duration(now-since)
 }

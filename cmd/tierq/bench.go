@@ -124,10 +124,12 @@ func (a *app) bench(ctx context.Context, f benchFlags) error {
 }
 
 func (b *bench) cleanUp(ctx context.Context, c *client.Client) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.a.tryFor(10*time.Second))
-	defer cancel()
+	ctx = context.WithoutCancel(ctx)
 	for _, q := range b.queues {
-		if err := c.DeleteQueue(ctx, q); err != nil {
+		within, cancel := context.WithTimeout(ctx, b.a.tryFor(10*time.Second))
+		err := c.DeleteQueue(within, q)
+		cancel()
+		if err != nil {
 			b.a.complain(fmt.Sprintf("the scratch queue stays: delete it with `tierq queue delete %s`: %v", q, err))
 		}
 	}
