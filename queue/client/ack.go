@@ -20,9 +20,8 @@ const (
 
 // acker batches the acks of one lane. Several calls may be in flight.
 type acker struct {
-	n     *lane
-	batch int
-	room  chan struct{}
+	n    *lane
+	room chan struct{}
 
 	mu       sync.Mutex
 	waiting  []*job
@@ -32,18 +31,25 @@ type acker struct {
 }
 
 func newAcker(n *lane) *acker {
-	most := n.l.o.MaxInFlight
-	return &acker{n: n, batch: min(max(most/8, leastAckBatch), mostAckBatch), room: make(chan struct{}, min(max(most, leastUnacked), mostUnacked))}
+	return &acker{n: n, room: make(chan struct{}, min(max(n.l.o.MaxInFlight, leastUnacked), mostUnacked))}
+}
+
+// ackBatch is how many acks leave together at the latest.
+func (n *lane) ackBatch() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return min(max(n.window/8, leastAckBatch), mostAckBatch)
 }
 
 // add takes over j, which is done. It waits while too many acks are unanswered.
 func (a *acker) add(j *job) {
 	a.room <- struct{}{}
+	batch := a.n.ackBatch()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.waiting = append(a.waiting, j)
 	switch {
-	case a.inFlight == 0 || len(a.waiting) >= a.batch:
+	case a.inFlight == 0 || len(a.waiting) >= batch:
 		a.flushLocked()
 	case !a.timed:
 		a.timed = true

@@ -15,22 +15,20 @@ const (
 // fill knows how many small requests keep a host busy: one, and as many more as are on their way meanwhile. The zero fill has heard
 // nothing yet and holds nothing back.
 type fill struct {
-	served time.Duration // by hosts, on an average; 0: none has said
+	host   string        // the one that is spoken of
+	served time.Duration // by it, on an average; 0: it has not said
 	way    time.Duration // there and back: the least of late, as a busy process takes its time to read an answer
 }
 
-// heard takes the times of one answer: as it was waited for, and as the host says that it took.
-func (f *fill) heard(took, served time.Duration) {
-	if served <= 0 {
-		return
-	}
+// heard takes the times of one answer of a host: as it was waited for, and as the host says that it took; 0: it does not say.
+func (f *fill) heard(host string, took, served time.Duration) {
 	way := max(took-served, 0)
-	if f.served == 0 {
-		f.served, f.way = served, way
+	if f.served == 0 || served <= 0 || host != f.host {
+		*f = fill{host: host, served: max(served, 0), way: way}
 		return
 	}
-	f.served += (served - f.served) / 8
-	f.way = min(way, f.way+f.way/64+time.Microsecond) // up slowly, for a way that has become longer
+	f.served += (min(served, 4*f.served) - f.served) / 8 // one that hung says little of the next
+	f.way = min(way, f.way+f.way/64+time.Microsecond)    // up slowly, for a way that has become longer
 }
 
 // small is how many small requests may be in flight.

@@ -17,28 +17,58 @@ func TestFill(t *testing.T) {
 	const ms = time.Millisecond
 	var f fill
 	require.Equal(t, math.MaxInt, f.small(), "nothing is known")
-	f.heard(5*ms, 0)
+	f.heard("a", 5*ms, 0)
 	require.Equal(t, math.MaxInt, f.small(), "the host does not say")
 
 	for range 100 {
-		f.heard(2*ms+200*time.Microsecond, 2*ms)
+		f.heard("a", 2*ms+200*time.Microsecond, 2*ms)
 	}
 	require.Equal(t, 1, f.small())
-	f.heard(300*ms, 2*ms)
+	f.heard("a", 300*ms, 2*ms)
 	require.Equal(t, 1, f.small(), "one answer that was read late")
-	f.heard(ms, 2*ms)
+	f.heard("a", ms, 2*ms)
 	require.Equal(t, 1, f.small(), "a host that counts more than there was")
 
 	for range 1000 {
-		f.heard(52*ms, 2*ms)
+		f.heard("a", 52*ms, 2*ms)
 	}
 	require.Equal(t, 26, f.small(), "the way has become longer, or the client is far away")
-	f.heard(2*ms+200*time.Microsecond, 2*ms)
+	f.heard("a", 2*ms+200*time.Microsecond, 2*ms)
 	require.Equal(t, 1, f.small())
 
+	for range 100 {
+		f.heard("a", 10*time.Second, 10*time.Second)
+	}
+	f.heard("b", 52*ms, 2*ms)
+	require.Equal(t, 26, f.small(), "another host")
+	f.heard("b", time.Second+50*ms, time.Second)
+	require.Greater(t, f.small(), 10, "one answer that hung")
+	f.heard("c", 5*ms, 0)
+	require.Equal(t, math.MaxInt, f.small(), "another one, which does not say")
+
 	far := fill{}
-	far.heard(101*ms, ms)
+	far.heard("b", 101*ms, ms)
 	require.Equal(t, 101, far.small())
+}
+
+// TestWhatCannotGrowLeaves: an atomic publish goes alone, so it does not wait, nor does what is before one.
+func TestWhatCannotGrowLeaves(t *testing.T) {
+	c, err := New(Options{Addrs: []string{"127.0.0.1:1"}})
+	require.NoError(t, err)
+	defer func() { _ = c.Close(t.Context()) }()
+	s := c.streamOf(streamKey{queue: "q"})
+	plain, whole := &item{p: &publish{}}, &item{p: &publish{opts: PublishOptions{Atomic: true}}}
+	require.True(t, whole.p.exclusive())
+	for _, row := range []struct {
+		pending []*item
+		grows   bool
+	}{
+		{[]*item{plain}, true}, {[]*item{plain, plain}, true}, {[]*item{whole}, false}, {[]*item{whole, plain}, false}, {[]*item{plain, whole}, false},
+	} {
+		s.pending = row.pending
+		require.Equal(t, row.grows, s.growsLocked())
+	}
+	s.pending = nil
 }
 
 // TestSmallRequestsFill: while a request is in flight to a host that is near, what is published waits for its answer and goes out together; what
@@ -46,18 +76,20 @@ func TestFill(t *testing.T) {
 func TestSmallRequestsFill(t *testing.T) {
 	for name, row := range map[string]struct {
 		served time.Duration
+		batch  int // MaxBatchMessages; 0: the default
 		more   int // messages that are published one by one while a request is in flight
 		calls  int // requests that are taken of them before it is answered
 	}{
-		"near":          {time.Hour, 20, 0},
-		"near and full": {time.Hour, 600, 1},
-		"far":           {time.Microsecond, 20, 7},
-		"does not say":  {0, 20, 7},
+		"near":                {time.Hour, 0, 20, 0},
+		"near and full":       {time.Hour, 0, 600, 1},
+		"near, small batches": {time.Hour, 16, 40, 2},
+		"far":                 {time.Microsecond, 0, 20, 7},
+		"does not say":        {0, 0, 20, 7},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := clienttest.New(t, 1)
 			f.SetServed(row.served)
-			c, err := New(Options{Addrs: f.Addrs(), RefreshEvery: -1, AttemptTimeout: clienttest.Patience, PublishTimeout: clienttest.Patience})
+			c, err := New(Options{Addrs: f.Addrs(), RefreshEvery: -1, AttemptTimeout: clienttest.Patience, PublishTimeout: clienttest.Patience, MaxBatchMessages: row.batch})
 			require.NoError(t, err)
 			ctx, cancel := context.WithTimeout(t.Context(), clienttest.Patience)
 			defer cancel()

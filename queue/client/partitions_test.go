@@ -182,6 +182,35 @@ func TestPublishPipeline(t *testing.T) {
 	require.Equal(t, 1, f.Calls("PublishStream"))
 }
 
+// TestKeylessSpreadWhileFilling: messages without a key fill the requests of all partitions side by side, not those of the slowest.
+func TestKeylessSpreadWhileFilling(t *testing.T) {
+	f := partitioned(t, 3)
+	f.SetServed(time.Hour) // near
+	o := quick(f.Addrs()...)
+	o.AttemptTimeout = clienttest.Patience
+	c := open(t, o)
+	ctx := within(t, clienttest.Patience)
+	for range 9 {
+		_, err := c.Publish(ctx, "q", client.Message{Body: []byte("known")})
+		require.NoError(t, err)
+	}
+	gate := make(chan struct{})
+	f.SetHook(func(c clienttest.Call) clienttest.Fate {
+		if c.Procedure == "Publish" {
+			return clienttest.Fate{Hold: gate}
+		}
+		return clienttest.Fate{}
+	})
+	for range 600 {
+		c.PublishAsync(ctx, "q", client.Message{Body: []byte("m")})
+	}
+	close(gate)
+	require.NoError(t, c.Flush(ctx))
+	for _, list := range f.PartitionBodies("q") {
+		require.InDelta(t, 203, len(list), 70)
+	}
+}
+
 // What cannot stream is served by unary calls: a host or proxy that does not know the streams, and a client over HTTP/1.1.
 func TestWithoutStreams(t *testing.T) {
 	for name, set := range map[string]func(*clienttest.Fleet, *client.Options){

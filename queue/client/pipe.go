@@ -69,10 +69,10 @@ func (s *stream) publishStub(sent func()) stub[tierqv1.PublishRequest, tierqv1.P
 }
 
 // served notes how long an answer took, and how long by its host.
-func (s *stream) served(took, byHost time.Duration) {
+func (s *stream) served(host string, took, byHost time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.fill.heard(took, byHost)
+	s.fill.heard(host, took, byHost)
 }
 
 // pipes reports whether streams are to be tried.
@@ -177,7 +177,7 @@ func (p *pipe) publish(ctx context.Context, req *tierqv1.PublishRequest, sent fu
 	defer p.mark(ctx)
 	select {
 	case a := <-answer:
-		p.s.served(time.Since(began), a.served)
+		p.s.served(p.addr, time.Since(began), a.served)
 		return a.res, a.err
 	case <-ctx.Done():
 	}

@@ -54,7 +54,7 @@ type stream struct {
 	holding  int             // batches that are being retried
 	// registered counts the new sequences begun since a message was last stored.
 	registered int
-	// pendingBytes bounds the size of pending from above.
+	// pendingBytes is the size of pending, or more while some of that was given up on.
 	pendingBytes int
 	fill         fill
 	expiry       *time.Timer // answers pending messages whose time ran out
@@ -132,11 +132,15 @@ func (s *stream) close() {
 	}
 }
 
+// turnMessages is how many messages without a key go to one partition in turn while its requests are in flight: enough to share a request, and
+// so few that all partitions fill side by side.
+const turnMessages = 64
+
 // filling says that messages wait for a request that has room for more.
 func (s *stream) filling() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.pending) > 0 && len(s.pending) < s.c.opts.MaxBatchMessages
+	return len(s.pending) > 0 && len(s.pending) < min(turnMessages, s.c.opts.MaxBatchMessages)
 }
 
 // add takes over the messages of p at places, nil for all.
@@ -189,14 +193,24 @@ func (s *stream) pumpLocked() {
 }
 
 func (s *stream) maySendLocked() bool {
-	limit := s.c.opts.MaxBatchesInFlight
+	if s.closed || s.holding > 0 || len(s.pending) == 0 {
+		return false
+	}
+	limit, pipes := s.c.opts.MaxBatchesInFlight, s.pipes()
 	switch {
-	case s.inLine && (!s.pipes() || s.broken):
+	case s.inLine && (!pipes || s.broken):
 		limit = 1
-	case len(s.pending) < fillMessages && s.pendingBytes < fillBytes:
+	case pipes && s.growsLocked():
 		limit = min(limit, s.fill.small())
 	}
-	return !s.closed && s.holding == 0 && len(s.pending) > 0 && len(s.batches) < limit
+	return len(s.batches) < limit
+}
+
+// growsLocked says whether the next request is small, and would be greater if it waited.
+func (s *stream) growsLocked() bool {
+	o := &s.c.opts
+	return len(s.pending) < min(fillMessages, o.MaxBatchMessages) && s.pendingBytes < min(fillBytes, o.MaxBatchBytes) &&
+		!s.pending[0].p.exclusive() && !s.pending[len(s.pending)-1].p.exclusive()
 }
 
 // lowLocked is the lowest unanswered seq, in flight or gone back to pending, or the next one.
@@ -227,12 +241,12 @@ func (s *stream) takeLocked() *batch {
 		return nil
 	}
 	b := &batch{items: slices.Clone(s.pending[:n]), inLine: s.inLine}
-	s.pending, s.pendingBytes = s.pending[n:], 0
-	for _, it := range s.pending {
-		s.pendingBytes += it.size
+	s.pending = s.pending[n:]
+	for _, it := range b.items {
+		s.pendingBytes -= it.size
 	}
 	if len(s.pending) == 0 {
-		s.pending = nil // let the array go
+		s.pending, s.pendingBytes = nil, 0 // let the array go
 	}
 	deadline := time.Time{}
 	for _, it := range b.items {
@@ -640,6 +654,7 @@ func (s *stream) finishLocked(b *batch) {
 	for _, it := range b.items {
 		if !it.done {
 			back = append(back, it)
+			s.pendingBytes += it.size
 		}
 	}
 	if len(back) > 0 {
