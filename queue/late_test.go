@@ -3,6 +3,7 @@ package queue_test
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,7 +20,8 @@ import (
 //   - Enqueue: a message that was stored before is not stored again. As long as its producer's epoch is current and
 //     its seq not below low, the copy is answered with the first address (G2). A message that was refused may be
 //     stored now: that is its first commit.
-//   - Ack, Expire, Group, Home: nothing changes that a reader can see, but the applied index and the clock.
+//   - Ack, Expire, Group, Home: nothing changes that a reader can see, but the applied index and the clock. An ack that was
+//     refused for a dead letter in the middle of its export may finish it once that has begun anew: that is its first commit.
 //   - Retention: what groups have finished, may receive, or have dead does not change, except for messages whose time
 //     to live is over. What everybody has finished may be deleted, and what somebody has not may be parked.
 //
@@ -47,6 +49,8 @@ type lateCopies struct {
 	commands [][]byte
 	// stored holds, by command, publish and message, the first address; 0 while it was never stored.
 	stored [][][]queue.Address
+	// acks holds, by command, what each address of an ack was answered last; nil for others, and for those refused as a whole.
+	acks [][]queue.AckState
 }
 
 func (l *lateCopies) first(t *rapid.T, c queue.Command) {
@@ -59,11 +63,12 @@ func (l *lateCopies) first(t *rapid.T, c queue.Command) {
 			stored[i] = make([]queue.Address, len(c.Publishes[i].Messages))
 		}
 	}
-	l.stored = append(l.stored, stored)
+	l.stored, l.acks = append(l.stored, stored), append(l.acks, nil)
 	l.remember(len(l.commands)-1, l.result)
 }
 
 func (l *lateCopies) remember(i int, r queue.Result) {
+	l.acks[i] = slices.Clone(r.Acks)
 	for k, p := range r.Publishes {
 		for m := range p.Messages {
 			if l.stored[i][k][m] == 0 {
@@ -107,10 +112,28 @@ func (l *lateCopies) harmless(i int, c queue.Command, before, after observed) er
 	switch c := c.(type) {
 	case *queue.Enqueue:
 		return l.harmlessEnqueue(i, c, before, after)
+	case *queue.Ack:
+		if l.finishesDead(i) {
+			return nil
+		}
 	case *queue.Retention:
 		return same(essence(before, after.Meta.Clock), essence(after, after.Meta.Clock))
 	}
 	return same(before.timeless(), after.timeless())
+}
+
+// finishesDead says whether a copy of an ack finishes dead letters for which it was refused, and nothing else.
+func (l *lateCopies) finishesDead(i int) (some bool) {
+	for k, state := range l.result.Acks {
+		if state != queue.AckDone {
+			continue
+		}
+		if k >= len(l.acks[i]) || l.acks[i][k] != queue.AckDead {
+			return false
+		}
+		some = true
+	}
+	return some
 }
 
 func same(before, after observed) error {
