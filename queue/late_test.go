@@ -113,27 +113,49 @@ func (l *lateCopies) harmless(i int, c queue.Command, before, after observed) er
 	case *queue.Enqueue:
 		return l.harmlessEnqueue(i, c, before, after)
 	case *queue.Ack:
-		if l.finishesDead(i) {
-			return nil
-		}
+		gone := l.finishedDead(i, c)
+		return same(before.timeless().without(c.Group, gone), after.timeless().without(c.Group, gone))
 	case *queue.Retention:
 		return same(essence(before, after.Meta.Clock), essence(after, after.Meta.Clock))
 	}
 	return same(before.timeless(), after.timeless())
 }
 
-// finishesDead says whether a copy of an ack finishes dead letters for which it was refused, and nothing else.
-func (l *lateCopies) finishesDead(i int) (some bool) {
-	for k, state := range l.result.Acks {
-		if state != queue.AckDone {
+// finishedDead are the dead letters that a copy of an ack finished, having been refused for them. What it finished beside them is not among
+// them, and so shows.
+func (l *lateCopies) finishedDead(i int, c *queue.Ack) map[queue.Address]bool {
+	gone, k := map[queue.Address]bool{}, 0
+	for _, x := range c.Ranges {
+		for a := x.First; a <= x.Last; a++ {
+			if k < len(l.result.Acks) && k < len(l.acks[i]) && l.result.Acks[k] == queue.AckDone && l.acks[i][k] == queue.AckDead {
+				gone[a] = true
+			}
+			k++
+		}
+	}
+	return gone
+}
+
+// without leaves out some dead letters of a group, and the counts of what goes with them.
+func (o observed) without(id queue.GroupID, gone map[queue.Address]bool) observed {
+	if len(gone) == 0 {
+		return o
+	}
+	m := &o.Meta.Counters
+	m.Messages, m.Bytes, m.Parked, m.Reclaimed = 0, 0, 0, 0
+	o.Messages = slices.DeleteFunc(slices.Clone(o.Messages), func(m queue.StoredMessage) bool { return gone[m.Address] })
+	o.Groups = slices.Clone(o.Groups)
+	for i := range o.Groups {
+		g := &o.Groups[i]
+		if g.Info.ID != id {
 			continue
 		}
-		if k >= len(l.acks[i]) || l.acks[i][k] != queue.AckDead {
-			return false
-		}
-		some = true
+		g.Info.Exports, g.Info.Counters.Dead, g.Info.Counters.Purged = 0, 0, 0
+		dead := func(d queue.DeadLetter) bool { return gone[d.Address] }
+		g.Dead, g.Exports = slices.DeleteFunc(slices.Clone(g.Dead), dead), slices.DeleteFunc(slices.Clone(g.Exports), dead)
+		g.States = slices.DeleteFunc(slices.Clone(g.States), func(s observedState) bool { return gone[s.Address] })
 	}
-	return some
+	return o
 }
 
 func same(before, after observed) error {
