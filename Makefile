@@ -33,6 +33,7 @@ vet: ## go vet
 .PHONY: staticcheck
 staticcheck: ## staticcheck, at the version of go.mod
 	$(GO) tool staticcheck ./...
+	$(GO) tool staticcheck -tags generate ./queue/api/gen
 
 .PHONY: generated
 generated: ## fail unless the generated code is fresh

@@ -56,6 +56,24 @@ func TestPublishIsHeldForALeader(t *testing.T) {
 	d.held.Add(-queuedBytes)
 }
 
+// TestMayHold: the time counts from the first publish that finds no leader, ends when one is heard of, and begins anew after a while.
+func TestMayHold(t *testing.T) {
+	now := 5 * time.Second
+	d := &desk{boot: func() time.Duration { return now }}
+	require.Equal(t, leaderHold, d.mayHold())
+	now += leaderHold / 3
+	require.Equal(t, leaderHold*2/3, d.mayHold())
+	now += leaderHold
+	require.Negative(t, d.mayHold())
+	d.heardOfLeader()
+	require.Equal(t, leaderHold, d.mayHold())
+	now += leaderlessAgain
+	require.Negative(t, d.mayHold())
+	now++
+	require.Equal(t, leaderHold, d.mayHold(), "an old mark, which nobody has taken away")
+	require.Equal(t, leaderHold, d.mayHold())
+}
+
 func requireNoLeader(t *testing.T, err error) {
 	t.Helper()
 	var e *code.Error

@@ -132,14 +132,15 @@ type DeadLetter struct {
 	Message      StoredMessage
 }
 
-// MessageReader reads messages as Reader.Message does. What a call returns may be as old as the reader. Addresses that rise are read fastest: one after the other from
-// where they lie. Not safe for concurrent use.
+// MessageReader reads messages as Reader.Message does. What a call returns may be as old as the reader. Addresses that rise are read
+// fastest: one after the other from where they lie. Errors are those of Message. It holds on to files of the store until Close. Not
+// safe for concurrent use.
 type MessageReader interface {
 	Message(a Address) (StoredMessage, bool, error)
 	Close()
 }
 
-// Reader is the read side of a shard's state; *State implements it. Errors are I/O or corruption only.
+// Reader is the read side of a shard's state; *QueueStateMachine implements it. Errors are I/O or corruption only.
 type Reader interface {
 	Meta() Meta
 	// ReadStats reads meta and every group at one applied index.
