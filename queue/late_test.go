@@ -143,7 +143,7 @@ func (o observed) without(id queue.GroupID, gone map[queue.Address]bool) observe
 	}
 	m := &o.Meta.Counters
 	m.Messages, m.Bytes, m.Parked, m.Reclaimed = 0, 0, 0, 0
-	o.Messages = slices.DeleteFunc(slices.Clone(o.Messages), func(m queue.StoredMessage) bool { return gone[m.Address] })
+	o.Messages = but(o.Messages, func(m queue.StoredMessage) bool { return gone[m.Address] })
 	o.Groups = slices.Clone(o.Groups)
 	for i := range o.Groups {
 		g := &o.Groups[i]
@@ -152,10 +152,20 @@ func (o observed) without(id queue.GroupID, gone map[queue.Address]bool) observe
 		}
 		g.Info.Exports, g.Info.Counters.Dead, g.Info.Counters.Purged = 0, 0, 0
 		dead := func(d queue.DeadLetter) bool { return gone[d.Address] }
-		g.Dead, g.Exports = slices.DeleteFunc(slices.Clone(g.Dead), dead), slices.DeleteFunc(slices.Clone(g.Exports), dead)
-		g.States = slices.DeleteFunc(slices.Clone(g.States), func(s observedState) bool { return gone[s.Address] })
+		g.Dead, g.Exports = but(g.Dead, dead), but(g.Exports, dead)
+		g.States = but(g.States, func(s observedState) bool { return gone[s.Address] })
 	}
 	return o
+}
+
+// but returns a list without some of it, nil if nothing is left.
+func but[T any](list []T, leave func(T) bool) (out []T) {
+	for _, x := range list {
+		if !leave(x) {
+			out = append(out, x)
+		}
+	}
+	return out
 }
 
 func same(before, after observed) error {
