@@ -31,6 +31,12 @@ func (f *fill) heard(host string, took, served time.Duration) {
 	f.way = min(way, f.way+f.way/64+time.Microsecond)    // up slowly, for a way that has become longer
 }
 
+// leastPatience bounds patience from below.
+const leastPatience = 100 * time.Millisecond
+
+// patience is how old a request in flight is when nothing waits for its answer any more.
+func (f *fill) patience() time.Duration { return max(leastPatience, 4*(f.served+f.way)) }
+
 // small is how many small requests may be in flight.
 func (f *fill) small() int {
 	if f.served <= 0 {

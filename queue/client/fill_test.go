@@ -128,3 +128,39 @@ func TestSmallRequestsFill(t *testing.T) {
 		})
 	}
 }
+
+// TestNothingWaitsForWhatHangs: a request that takes much longer than those before it holds the next ones back no more.
+func TestNothingWaitsForWhatHangs(t *testing.T) {
+	f := clienttest.New(t, 1)
+	c, err := New(Options{Addrs: f.Addrs(), RefreshEvery: -1, AttemptTimeout: clienttest.Patience, PublishTimeout: clienttest.Patience})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), clienttest.Patience)
+	defer cancel()
+	defer func() { require.NoError(t, c.Close(ctx)) }()
+	_, err = c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: "q"})
+	require.NoError(t, err)
+	_, err = c.Publish(ctx, "q", Message{Body: []byte("first")})
+	require.NoError(t, err)
+	s := c.knownStream(streamKey{queue: "q"})
+	s.mu.Lock()
+	s.fill = fill{host: f.Addrs()[0], served: time.Millisecond}
+	s.mu.Unlock()
+	gate := make(chan struct{})
+	f.SetHook(func(c clienttest.Call) clienttest.Fate {
+		if c.Procedure == "Publish" {
+			return clienttest.Fate{Hold: gate}
+		}
+		return clienttest.Fate{}
+	})
+	for range 3 {
+		c.PublishAsync(ctx, "q", Message{Body: []byte("m")})
+	}
+	require.Eventually(t, func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.batches) > 1 && len(s.pending) == 0
+	}, 60*time.Second, time.Millisecond)
+	close(gate)
+	require.NoError(t, c.Flush(ctx))
+	require.Len(t, f.Bodies("q"), 4)
+}

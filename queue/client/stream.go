@@ -57,6 +57,8 @@ type stream struct {
 	// pendingBytes is the size of pending, or more while some of that was given up on.
 	pendingBytes int
 	fill         fill
+	impatient    *time.Timer // ends the wait for a request that hangs
+	waiting      bool        // impatient runs
 	expiry       *time.Timer // answers pending messages whose time ran out
 	expiresAt    time.Time
 	closed       bool
@@ -70,6 +72,7 @@ type stream struct {
 // batch is one request's worth of messages in seq order, in flight until all are answered.
 type batch struct {
 	items  []*item
+	began  time.Time
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	inLine bool // sent while the stream was in line
@@ -127,8 +130,10 @@ func (s *stream) close() {
 	s.closed = true
 	s.failLocked(s.pending, errClosed())
 	s.pending = nil
-	if s.expiry != nil {
-		s.expiry.Stop()
+	for _, t := range []*time.Timer{s.expiry, s.impatient} {
+		if t != nil {
+			t.Stop()
+		}
 	}
 }
 
@@ -201,9 +206,41 @@ func (s *stream) maySendLocked() bool {
 	case s.inLine && (!pipes || s.broken):
 		limit = 1
 	case pipes && s.growsLocked():
-		limit = min(limit, s.fill.small())
+		if small := s.fill.small(); len(s.batches) >= small && !s.hangsLocked() {
+			return false
+		}
 	}
 	return len(s.batches) < limit
+}
+
+// hangsLocked says whether a request in flight takes much longer than they did lately: its host may have lost its quorum, and tells that to
+// the next ones at once. While it does not, that is looked at again in time.
+func (s *stream) hangsLocked() bool {
+	oldest := time.Now()
+	for b := range s.batches {
+		if b.began.Before(oldest) {
+			oldest = b.began
+		}
+	}
+	wait := s.fill.patience() - time.Since(oldest)
+	switch {
+	case wait <= 0:
+		return true
+	case s.waiting:
+	case s.impatient == nil:
+		s.waiting, s.impatient = true, time.AfterFunc(wait, s.lookAgain)
+	default:
+		s.waiting = true
+		s.impatient.Reset(wait)
+	}
+	return false
+}
+
+func (s *stream) lookAgain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = false
+	s.pumpLocked()
 }
 
 // growsLocked says whether the next request is small, and would be greater if it waited.
@@ -240,7 +277,7 @@ func (s *stream) takeLocked() *batch {
 	if n == 0 {
 		return nil
 	}
-	b := &batch{items: slices.Clone(s.pending[:n]), inLine: s.inLine}
+	b := &batch{items: slices.Clone(s.pending[:n]), began: time.Now(), inLine: s.inLine}
 	s.pending = s.pending[n:]
 	for _, it := range b.items {
 		s.pendingBytes -= it.size
