@@ -403,6 +403,13 @@ func (fs *crashFS) powerOff() {
 	}
 }
 
+// isOff says that every call fails from now on.
+func (fs *crashFS) isOff() bool {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	return fs.offAt > 0 && fs.ops >= fs.offAt
+}
+
 // size is what all files take.
 func (fs *crashFS) size() (bytes int64) {
 	fs.mu.Lock()

@@ -31,11 +31,14 @@ func (f *fill) heard(host string, took, served time.Duration) {
 	f.way = min(way, f.way+f.way/64+time.Microsecond)    // up slowly, for a way that has become longer
 }
 
-// leastPatience bounds patience from below.
-const leastPatience = 100 * time.Millisecond
+// leastPatience bounds patience from below. What a host takes counts in it up to mostServed: where requests hang, so does their average.
+const (
+	leastPatience = 100 * time.Millisecond
+	mostServed    = 50 * time.Millisecond
+)
 
-// patience is how old a request in flight is when nothing waits for its answer any more.
-func (f *fill) patience() time.Duration { return max(leastPatience, 4*(f.served+f.way)) }
+// patience is how old the last request in flight is when nothing waits for an answer any more.
+func (f *fill) patience() time.Duration { return max(leastPatience, 4*(min(f.served, mostServed)+f.way)) }
 
 // small is how many small requests may be in flight.
 func (f *fill) small() int {

@@ -213,16 +213,16 @@ func (s *stream) maySendLocked() bool {
 	return len(s.batches) < limit
 }
 
-// hangsLocked says whether a request in flight takes much longer than they did lately: its host may have lost its quorum, and tells that to
-// the next ones at once. While it does not, that is looked at again in time.
+// hangsLocked says whether even the last request takes much longer than they did lately: its host may have lost its quorum, and tells that to
+// the next one at once. While it does not, that is looked at again in time. Of requests that hang there is one more each time, no flood.
 func (s *stream) hangsLocked() bool {
-	oldest := time.Now()
+	var last time.Time
 	for b := range s.batches {
-		if b.began.Before(oldest) {
-			oldest = b.began
+		if b.began.After(last) {
+			last = b.began
 		}
 	}
-	wait := s.fill.patience() - time.Since(oldest)
+	wait := s.fill.patience() - time.Since(last)
 	switch {
 	case wait <= 0:
 		return true

@@ -64,11 +64,12 @@ const (
 
 // delivered is one time that a consumer had a message.
 type delivered struct {
-	attempt uint32
-	epoch   uint64    // of its lease; 0 if not known
-	until   time.Time // when its lease ends at the latest
-	asked   bool      // somebody has begun to settle it
-	end     ending
+	attempt  uint32
+	epoch    uint64    // of its lease; 0 if not known
+	until    time.Time // when its lease ends at the latest
+	asked    bool      // somebody has begun to settle it
+	end      ending
+	needless bool // it came although the ack of the one before it had been answered OK
 }
 
 // overtakenBy says whether a consumer that looks at d now has had it since before the other delivery was made: it is of
@@ -212,6 +213,10 @@ func (a *account) got(body []byte, address uint64, now delivered) turn {
 	if address != 0 {
 		a.sameAddressLocked(id, e, address)
 	}
+	if n := len(e.delivered); n > 0 {
+		before := e.delivered[n-1]
+		now.needless = before.end == acked && !now.overtakenBy(before)
+	}
 	least := uint32(1)
 	for _, before := range e.delivered {
 		if now.overtakenBy(before) {
@@ -294,7 +299,7 @@ func (a *account) deadLetter(body []byte) {
 type totals struct {
 	sent, acknowledged, refused, unknown int
 	distinct, deliveries, duplicates     int
-	explained                            int // duplicates that follow a delivery that was not acked OK
+	explained                            int // duplicates that follow a delivery whose ack had not been answered OK by then
 	acked, dead, ackUnknown, lost        int
 }
 
@@ -346,7 +351,7 @@ func (a *account) countLocked(s *totals, id uint64, e *entry) {
 		}
 		if i > 0 {
 			s.duplicates++
-			if before := e.delivered[i-1]; before.end != acked || d.overtakenBy(before) {
+			if !d.needless {
 				s.explained++
 			}
 		}
@@ -423,6 +428,13 @@ func TestAccountFindsBreaches(t *testing.T) {
 		}, ""},
 		"unknown and never received": {func(a *account) {
 			a.answered(1, client.Published{Err: code.Maybe(code.QuorumLost, nil, "")})
+		}, ""},
+		"good when it came again before its ack was answered": {func(a *account) {
+			a.answered(1, client.Published{Address: 7})
+			first := deliver(a, 7, 1)
+			a.settled(deliver(a, 7, 2), acked, nil)
+			a.settled(first, acked, nil)
+			require.Equal(t, 1, a.totals().explained)
 		}, ""},
 		"lost":                {func(a *account) { a.answered(1, client.Published{Address: 7}) }, "is lost"},
 		"received, not acked": {func(a *account) { a.answered(1, client.Published{Address: 7}); deliver(a, 7, 1) }, "is lost"},
