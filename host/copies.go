@@ -25,8 +25,13 @@ type copies struct {
 	shards map[uint64]*shardCopies
 }
 
+// newborn is how long after the start of a new shard here its other full replicas are expected to tell of themselves for the first time.
+const newborn = time.Second
+
 type shardCopies struct {
 	replicas map[uint64]*copyState // by replica id, without this host's own
+	expected int                   // the other full replicas of a new shard
+	until    time.Time             // they are expected
 	changed  chan struct{}         // closed at the next report; nil: nobody waits for it
 	toldTerm uint64                // the term of told
 	told     uint64                // the last index that a witness was sent by this host in toldTerm
@@ -65,6 +70,22 @@ func (s *shardCopies) waitLocked() <-chan struct{} {
 		s.changed = make(chan struct{})
 	}
 	return s.changed
+}
+
+// expect says that a shard is new, and how many other full replicas it has.
+func (c *copies) expect(shard uint64, others int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.shardLocked(shard)
+	s.expected, s.until = others, time.Now().Add(newborn)
+}
+
+// newborn says whether a shard is new here, and what to wait for.
+func (c *copies) newborn(shard uint64) (bool, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.shardLocked(shard)
+	return time.Now().Before(s.until), s.waitLocked()
 }
 
 // CopiesReported implements peer.Backend.
@@ -160,12 +181,16 @@ func covers(r peer.CopyReport, term, index uint64) bool {
 	return r.Term == term && r.Durable >= index || r.Applied >= index
 }
 
-// look counts the disks beside this host's that hold an index, and those that may yet.
-func (c *copies) look(shard, term, index uint64) (have, may int, changed <-chan struct{}) {
+// look counts the disks beside this host's that hold an index, and those that may yet. Those of a new shard may, unless only replicas that are in
+// sync are asked for.
+func (c *copies) look(shard, term, index uint64, synced bool) (have, may int, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.shardLocked(shard)
 	have, may = s.countLocked(term, index)
+	if !synced && time.Now().Before(s.until) {
+		may = max(may, s.expected-have)
+	}
 	return have, may, s.waitLocked()
 }
 
@@ -279,6 +304,30 @@ func (h *RaftHost) InSync(shard uint64) int {
 	return 1 + h.copies.inSync(shard)
 }
 
+// AwaitInSync is InSync, but while a shard is new here, for at most a second, it waits for the other full replicas to tell of themselves.
+func (h *RaftHost) AwaitInSync(ctx context.Context, shard uint64) int {
+	for {
+		n := h.InSync(shard)
+		if n > 1 {
+			return n
+		}
+		young, changed := h.copies.newborn(shard)
+		if !young {
+			return n
+		}
+		timer := time.NewTimer(copyTimeout / 3)
+		select {
+		case <-changed:
+		case <-timer.C:
+		case <-ctx.Done():
+			return n
+		case <-h.ctx.Done():
+			return n
+		}
+		timer.Stop()
+	}
+}
+
 // AwaitCopies waits until two full replicas have a committed entry of a shard that this host leads on disk, and returns
 // 2, or 1 as soon as no other full replica is in sync (G1). It returns at the latest when ctx ends.
 func (h *RaftHost) AwaitCopies(ctx context.Context, shard uint64, index queue.Index) int {
@@ -296,7 +345,7 @@ func (h *RaftHost) awaitCopies(ctx context.Context, shard, term, index uint64, a
 	began := time.Now()
 	var timer *time.Timer
 	for {
-		have, may, changed := h.copies.look(shard, term, index)
+		have, may, changed := h.copies.look(shard, term, index, all)
 		switch {
 		case have > 0 && (!all || may == 0):
 			return 2

@@ -2,6 +2,7 @@ package host
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -13,7 +14,7 @@ import (
 const copyShard = 7
 
 func look(c *copies, term, index uint64) (have, may int) {
-	have, may, _ = c.look(copyShard, term, index)
+	have, may, _ = c.look(copyShard, term, index, false)
 	return have, may
 }
 
@@ -34,6 +35,33 @@ func TestCopiesNeedTheLeadersTerm(t *testing.T) {
 	require.Equal(t, 1, have)
 	have, _ = look(c, 2, 4)
 	require.Zero(t, have)
+}
+
+// TestCopiesOfANewShard: for a second, the other full replicas of a new shard may have an entry though they have told nothing yet; entries are not
+// kept from the witness for that.
+func TestCopiesOfANewShard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCopies()
+		c.expect(copyShard, 1)
+		have, may := look(c, 2, 3)
+		require.Equal(t, []int{0, 1}, []int{have, may})
+		_, may, _ = c.look(copyShard, 2, 3, true)
+		require.Zero(t, may)
+		require.True(t, c.mayTell(copyShard, 2, 3))
+		c.report(2, peer.CopyReport{Shard: copyShard, Replica: 2, Durable: 3, Term: 2, Applied: 1}, 2, 1)
+		have, may = look(c, 2, 3)
+		require.Equal(t, []int{1, 0}, []int{have, may}, "it has told")
+		have, may = look(c, 2, 4)
+		require.Equal(t, []int{0, 1}, []int{have, may})
+		c.ended(2)
+		young, _ := c.newborn(copyShard)
+		require.True(t, young)
+		<-time.After(newborn)
+		_, may = look(c, 2, 4)
+		require.Zero(t, may, "a second is over")
+		young, _ = c.newborn(copyShard)
+		require.False(t, young)
+	})
 }
 
 // TestCopiesLeaveAndReturn: a broken connection or a stalled replica is out of sync at once, and back when it has applied what

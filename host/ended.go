@@ -295,6 +295,7 @@ func (e *endings) hasten(ctx context.Context, hostID uint64, shards []lostShard)
 		if leader != 0 && (leader != try.dead || term != try.term) {
 			continue // it has another one
 		}
+		e.hastened.Add(1)
 		e.campaign(try.lostShard, term)
 	}
 }
@@ -308,8 +309,7 @@ func (e *endings) campaign(s lostShard, term uint64) {
 		return
 	}
 	defer e.h.gate.leave()
-	e.hastened.Add(1)
-	e.h.log.Debug("leader has ended: election", zap.Uint64("shard", s.shard), zap.Uint64("term", term))
+	e.h.log.Debug("an election begins at once", zap.Uint64("shard", s.shard), zap.Uint64("term", term))
 	(*deliver)(raftpb.Message{Type: raftpb.TimeoutNow, ShardID: s.shard, To: uint64(s.run.id), From: uint64(s.dead), Term: term})
 }
 

@@ -44,7 +44,7 @@ func TestMarks(t *testing.T) {
 	answer := func(index uint64) raftpb.Message {
 		return raftpb.Message{Type: raftpb.ReplicateResp, ShardID: shard, From: 2, To: 1, Term: 3, LogIndex: index}
 	}
-	has := func(index uint64) bool { have, _, _ := leader.copies.look(shard, 3, index); return have > 0 }
+	has := func(index uint64) bool { have, _, _ := leader.copies.look(shard, 3, index, true); return have > 0 }
 
 	m := replicate(shard, 2, 4, 1)
 	m.Commit = 4

@@ -60,6 +60,9 @@ func (h *RaftHost) startReplica(p catalog.Placement, r catalog.Replica) error {
 	}
 	h.log.Info("replica started", event.Is("replica-started"), zap.Uint64("shard", p.Shard), zap.Uint64("replica", uint64(r.ID)), zap.Stringer("birth", r.Birth))
 	h.signalApplied()
+	if r.Birth == catalog.BirthInitial && !rec.begun {
+		h.leadNewborn(p, run)
+	}
 	return nil
 }
 

@@ -22,6 +22,8 @@ type raft interface {
 	ProposeAsync(cmd []byte, timeout time.Duration, done func(res queue.Result, copies int, err error))
 	// InSync counts the full replicas that are in sync, this host's included.
 	InSync() int
+	// AwaitInSync is InSync after the first second of a new shard, or as soon as there are two.
+	AwaitInSync(ctx context.Context) int
 	// LowSpace names a host of the shard whose disk is nearly full, 0: none.
 	LowSpace() uint64
 	ReadIndex(ctx context.Context) error
@@ -246,7 +248,7 @@ func (d *desk) publish(ctx context.Context, p queue.Publish, delays, ttls []time
 		}}
 	}
 	strict := d.reader.Meta().Options.Durability == queue.DurabilityStrict
-	if strict && d.raft.InSync() < 2 {
+	if strict && d.raft.AwaitInSync(ctx) < 2 {
 		return publishOutcome{err: &code.Error{Code: code.InSyncNotEnough, Effect: code.EffectNone, RetryAfterMs: 500}}
 	}
 	if d.quorumState() == quorumReadOnly {

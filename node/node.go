@@ -594,6 +594,9 @@ func (r hostRaft) Voter(to queue.ReplicaID) (last, applied queue.Index, ok bool)
 
 func (r hostRaft) InSync() int { return r.h.InSync(r.shard) }
 
+// AwaitInSync implements raft.
+func (r hostRaft) AwaitInSync(ctx context.Context) int { return r.h.AwaitInSync(ctx, r.shard) }
+
 func (r hostRaft) LowSpace() uint64 { return r.h.LowSpace(r.shard) }
 
 func (r hostRaft) ReadIndex(ctx context.Context) error {
