@@ -172,7 +172,8 @@ func (t *tx) deleteMessage(a Address, parked bool, h *messageHead) {
 	t.vanish(a)
 }
 
-// keyCursor looks up keys that end in an address. Going upwards costs a search per key found, not per address.
+// keyCursor looks up keys that end in an address. Going upwards costs a search per key found, not per address, and less where the next
+// address has the next key.
 // It shows what was there when it was first used.
 type keyCursor struct {
 	r      store.Reader
@@ -206,11 +207,15 @@ func (c *keyCursor) seek(a Address) {
 	if c.it == nil {
 		c.it = openIter(c.r, c.prefix, be.AppendUint64(append([]byte(nil), c.prefix...), uint64(MaxAddress)+1))
 	}
+	next := c.found && c.reach == 0 && a == c.at+1 // a step, not a search
 	c.from, c.at = a, MaxAddress+1
 	key := be.AppendUint64(append(c.key[:0], c.prefix...), uint64(a))
-	if c.reach == 0 {
+	switch {
+	case next:
+		c.found = c.it.Next()
+	case c.reach == 0:
 		c.found = c.it.SeekGE(key)
-	} else {
+	default:
 		c.at = min(c.at, a+c.reach)
 		c.found = c.it.SeekGEBelow(key, be.AppendUint64(append(c.limit[:0], c.prefix...), uint64(c.at)))
 	}

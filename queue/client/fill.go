@@ -38,7 +38,9 @@ const (
 )
 
 // patience is how old the last request in flight is when nothing waits for an answer any more.
-func (f *fill) patience() time.Duration { return max(leastPatience, 4*(min(f.served, mostServed)+f.way)) }
+func (f *fill) patience() time.Duration {
+	return max(leastPatience, 4*(min(f.served, mostServed)+f.way))
+}
 
 // small is how many small requests may be in flight.
 func (f *fill) small() int {
