@@ -9,12 +9,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tierq/tierq/host/catalog"
+	"github.com/tierq/tierq/host/faultnet"
 )
 
 // TestCatalogAfterBothFullHosts: both full hosts of a fleet with one witness are lost at the same moment, while the catalog changes. Whichever
 // returns, the witness and it have the catalog: the witness is told of entries only when the other full host has them.
 func TestCatalogAfterBothFullHosts(t *testing.T) {
 	f := newTestFleet(t, 2, 1)
+	net := faultnet.New(1)
+	f.tune = func(c *Config) { c.Faults = net }
 	f.startAll()
 	f.settled(catalog.ShardID)
 	for round := range 3 {
@@ -35,11 +38,21 @@ func TestCatalogAfterBothFullHosts(t *testing.T) {
 		})
 		require.Eventually(t, func() bool { return one.Catalog().Version() > uint64(20*(round+1)) }, patience, 5*time.Millisecond)
 		version := max(one.Catalog().Version(), two.Catalog().Version())
-		f.stop(3) // so that it learns nothing while one of them is still there without the other
-		if leader := f.leader(catalog.ShardID); leader.InSync(catalog.ShardID) < 2 {
-			t.Logf("round %d: a busy machine: one was out of sync", round)
-			eventually(t, "both have the catalog", func() bool { return leader.InSync(catalog.ShardID) == 2 })
-		}
+		eventually(t, "both have the catalog, and are lost at that moment", func() bool {
+			if f.leader(catalog.ShardID).InSync(catalog.ShardID) < 2 { // a busy machine
+				return false
+			}
+			net.Change(func(set func(from, to uint64, r faultnet.Rule)) {
+				for from := uint64(1); from <= 3; from++ {
+					for to := uint64(1); to <= 3; to++ {
+						if from != to {
+							set(from, to, faultnet.Rule{Cut: true})
+						}
+					}
+				}
+			})
+			return true
+		})
 		var closing sync.WaitGroup
 		for _, h := range []*RaftHost{one, two} {
 			closing.Go(func() { require.NoError(t, h.Close()) })
@@ -50,7 +63,7 @@ func TestCatalogAfterBothFullHosts(t *testing.T) {
 		delete(f.hosts, 1)
 		delete(f.hosts, 2)
 
-		f.start(3)
+		net.Heal()
 		f.start(back)
 		began := time.Now()
 		require.NoError(t, f.hosts[back].AwaitReady(within(t, patience)), "host %d with the witness, round %d", back, round)

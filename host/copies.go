@@ -84,7 +84,10 @@ func (c *copies) expect(shard uint64, others int) {
 func (c *copies) newborn(shard uint64) (bool, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := c.shardLocked(shard)
+	s, ok := c.shards[shard]
+	if !ok {
+		return false, nil // it has stopped
+	}
 	return time.Now().Before(s.until), s.waitLocked()
 }
 
@@ -158,6 +161,9 @@ func (c *copies) ended(hostID uint64) {
 	for _, s := range c.shards {
 		for _, st := range s.replicas {
 			if st.host == hostID {
+				if st.present {
+					s.expected-- // of a new shard: it is known to be away
+				}
 				st.inSync, st.present, st.rejoin = false, false, 0
 				st.report = peer.CopyReport{} // another process may come back, with another disk
 			}
@@ -306,13 +312,13 @@ func (h *RaftHost) InSync(shard uint64) int {
 
 // AwaitInSync is InSync, but while a shard is new here, for at most a second, it waits for the other full replicas to tell of themselves.
 func (h *RaftHost) AwaitInSync(ctx context.Context, shard uint64) int {
+	if n := h.InSync(shard); n > 1 {
+		return n
+	}
 	for {
-		n := h.InSync(shard)
-		if n > 1 {
-			return n
-		}
 		young, changed := h.copies.newborn(shard)
-		if !young {
+		n := h.InSync(shard)
+		if n > 1 || !young {
 			return n
 		}
 		timer := time.NewTimer(copyTimeout / 3)

@@ -213,8 +213,9 @@ func (s *stream) maySendLocked() bool {
 	return len(s.batches) < limit
 }
 
-// hangsLocked says whether even the last request takes much longer than they did lately: its host may have lost its quorum, and tells that to
-// the next one at once. While it does not, that is looked at again in time. Of requests that hang there is one more each time, no flood.
+// hangsLocked says whether even the last request takes much longer than they did lately: its host may have lost its quorum, and then refuses
+// the next one at once; by a stream the answer comes behind those before it. While it does not, that is looked at again in time. Of
+// requests that hang there is one more each time, no flood.
 func (s *stream) hangsLocked() bool {
 	var last time.Time
 	for b := range s.batches {
