@@ -23,6 +23,7 @@ func TestCatalogAfterBothFullHosts(t *testing.T) {
 	for round := range 3 {
 		back := uint64(round%2 + 1)
 		eventually(t, "both have the catalog", func() bool { return f.leader(catalog.ShardID).InSync(catalog.ShardID) == 2 })
+		net.Both(1, 2, faultnet.Rule{Delay: 20 * time.Millisecond}) // the witness is nearer than they are to one another
 		writing, stop := context.WithCancel(t.Context())
 		var writer sync.WaitGroup
 		taken := 0
