@@ -161,8 +161,8 @@ func (c *copies) ended(hostID uint64) {
 	for _, s := range c.shards {
 		for _, st := range s.replicas {
 			if st.host == hostID {
-				if st.present {
-					s.expected-- // of a new shard: it is known to be away
+				if st.present && time.Now().Before(s.until) {
+					s.expected-- // it is known to be away
 				}
 				st.inSync, st.present, st.rejoin = false, false, 0
 				st.report = peer.CopyReport{} // another process may come back, with another disk
