@@ -89,15 +89,7 @@ func TestSmallRequestsFill(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := clienttest.New(t, 1)
 			f.SetServed(row.served)
-			c, err := New(Options{Addrs: f.Addrs(), RefreshEvery: -1, AttemptTimeout: clienttest.Patience, PublishTimeout: clienttest.Patience, MaxBatchMessages: row.batch})
-			require.NoError(t, err)
-			ctx, cancel := context.WithTimeout(t.Context(), clienttest.Patience)
-			defer cancel()
-			defer func() { require.NoError(t, c.Close(ctx)) }()
-			_, err = c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: "q"})
-			require.NoError(t, err)
-			_, err = c.Publish(ctx, "q", Message{Body: []byte("first")})
-			require.NoError(t, err)
+			c, ctx := publisher(t, f, Options{MaxBatchMessages: row.batch})
 			began := f.Calls("Publish")
 			gate, first := make(chan struct{}), make(chan struct{}, 1)
 			f.SetHook(func(c clienttest.Call) clienttest.Fate {
@@ -129,18 +121,28 @@ func TestSmallRequestsFill(t *testing.T) {
 	}
 }
 
-// TestNothingWaitsForWhatHangs: a request that takes much longer than those before it holds the next ones back no more.
-func TestNothingWaitsForWhatHangs(t *testing.T) {
-	f := clienttest.New(t, 1)
-	c, err := New(Options{Addrs: f.Addrs(), RefreshEvery: -1, AttemptTimeout: clienttest.Patience, PublishTimeout: clienttest.Patience})
+// publisher is a client that has published one message to the new queue q.
+func publisher(t *testing.T, f *clienttest.Fleet, o Options) (*Client, context.Context) {
+	t.Helper()
+	o.Addrs, o.RefreshEvery, o.AttemptTimeout, o.PublishTimeout = f.Addrs(), -1, clienttest.Patience, clienttest.Patience
+	c, err := New(o)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), clienttest.Patience)
-	defer cancel()
-	defer func() { require.NoError(t, c.Close(ctx)) }()
+	ctx, cancel := context.WithTimeout(context.Background(), clienttest.Patience)
+	t.Cleanup(func() {
+		defer cancel()
+		require.NoError(t, c.Close(ctx))
+	})
 	_, err = c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: "q"})
 	require.NoError(t, err)
 	_, err = c.Publish(ctx, "q", Message{Body: []byte("first")})
 	require.NoError(t, err)
+	return c, ctx
+}
+
+// TestNothingWaitsForWhatHangs: a request that takes much longer than those before it holds the next ones back no more.
+func TestNothingWaitsForWhatHangs(t *testing.T) {
+	f := clienttest.New(t, 1)
+	c, ctx := publisher(t, f, Options{})
 	s := c.knownStream(streamKey{queue: "q"})
 	s.mu.Lock()
 	s.fill = fill{host: f.Addrs()[0], served: time.Millisecond}
