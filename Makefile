@@ -92,7 +92,7 @@ bench: ## the benchmarks; prints ratios within one run
 	$(GO) test -run '^$$' -bench . -benchmem ./queue ./queue/home ./wal ./node
 
 .PHONY: bench-peers
-bench-peers: ## TierQ beside a JetStream cluster, in one run
+bench-peers: ## TierQ beside JetStream, and beside RabbitMQ and Redis if installed (Debian: rabbitmq-server, redis-server), in one run
 	cd test/bench && $(GO) run . -rounds 3
 
 .PHONY: fuzz

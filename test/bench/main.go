@@ -1,9 +1,13 @@
-// Command bench sets TierQ beside a JetStream cluster on this machine, in one run, with one load generator: three
-// processes each, three replicas, fsync before every confirmation. It prints a table and the ratios.
+// Command bench sets TierQ beside other systems on this machine, in one run, with one load generator: JetStream and RabbitMQ
+// with three processes, three replicas and an fsync before every confirmation, as TierQ, and Redis with one process, an fsync
+// and no replica. It prints a table with the ratios for each.
 //
 // Usage, from the repository's root: make bench-peers, or
 //
-//	cd test/bench && go run . [-duration 3s] [-rounds 1] [-clients 1000] [-crowd 60s] [-tierq PATH]
+//	cd test/bench && go run . [-only tierq,nats] [-rows TEXT] [-duration 3s] [-rounds 1] [-clients 1000] [-crowd 60s] [-tierq PATH]
+//
+// JetStream is part of this binary. RabbitMQ and Redis are Debian's packages rabbitmq-server and redis-server; what is not
+// installed is left out.
 //
 // Everything is on loopback and in a temporary directory, and ends by itself.
 package main
@@ -21,6 +25,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -39,6 +44,59 @@ type peer interface {
 	// Consume hands every message of a queue to handle and acknowledges it, until ctx ends.
 	Consume(ctx context.Context, queue int, handle func(body []byte)) error
 	Close()
+}
+
+// system is a peer that can be started.
+type system struct {
+	name string
+	// about heads its table.
+	about string
+	// have says that its programs are on this machine, debian which package has them; nil and "": it needs none.
+	have   func() bool
+	debian string
+	// crowd makes it take the row of many clients even if -only does not name it.
+	crowd bool
+	start func(ctx context.Context, dir string) (peer, error)
+}
+
+// systems are all peers in the order in which they run. TierQ's binary is at program.
+func systems(program *string) []system {
+	return []system{
+		{name: "nats", about: "JetStream: 3 nodes, 3 replicas, sync always", crowd: true, start: startNATS},
+		{name: "tierq", crowd: true, start: func(ctx context.Context, dir string) (peer, error) { return startTierQ(ctx, *program, dir) }},
+		{name: "rabbit", about: "RabbitMQ: 3 nodes, quorum queues of 3 replicas, sync before the confirm", have: haveRabbit, debian: "rabbitmq-server", start: startRabbit},
+		{name: "redis", about: "Redis streams, appendfsync always: one node, no failover: the stretch mark", have: haveRedis, debian: "redis-server", start: startRedis},
+	}
+}
+
+// choose returns the systems that run: those that only names, all if it is empty, but not those whose programs are not here.
+func choose(all []system, only string) ([]system, error) {
+	var names, chosen []string
+	for _, s := range all {
+		names = append(names, s.name)
+	}
+	if only != "" {
+		chosen = strings.Split(only, ",")
+	}
+	for _, c := range chosen {
+		if !slices.Contains(names, c) {
+			return nil, fmt.Errorf("-only: %q is none of %s", c, strings.Join(names, ", "))
+		}
+	}
+	var out []system
+	for _, s := range all {
+		named := slices.Contains(chosen, s.name)
+		if only != "" && !named {
+			continue
+		}
+		if s.have != nil && !s.have() {
+			fmt.Printf("%s: left out, its programs are not here (Debian: apt install %s)\n", s.name, s.debian)
+			continue
+		}
+		s.crowd = s.crowd || named
+		out = append(out, s)
+	}
+	return out, nil
 }
 
 // shared is the client that all rows have.
@@ -92,13 +150,17 @@ func run() error {
 	seconds := flag.Duration("duration", 3*time.Second, "how long each row takes, after a third of it as warm-up")
 	rounds := flag.Int("rounds", 1, "how often all rows are repeated; the median counts")
 	program := flag.String("tierq", "", "the tierq binary; built if empty")
-	only := flag.String("only", "", "tierq or nats")
+	only := flag.String("only", "", "only these of tierq, nats, rabbit, redis, with commas between; rabbit and redis take the last row only if they are named here")
 	match := flag.String("rows", "", "only rows with this in their name")
 	clients := flag.Int("clients", 1000, "clients of the last row, which is not repeated; 0 leaves it out")
 	crowd := flag.Duration("crowd", time.Minute, "how long the last row takes")
 	flag.Parse()
 	rows := slices.DeleteFunc(slices.Clone(allRows), func(r row) bool { return !strings.Contains(r.name, *match) })
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	chosen, err := choose(systems(program), *only)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	dir, err := os.MkdirTemp("", "tierq-bench-")
 	if err != nil {
@@ -119,36 +181,29 @@ func run() error {
 		return err
 	}
 	fmt.Printf("disk: fdatasync of an appended 4 KiB, P50 %v\n", disk.Round(time.Microsecond))
-	start := map[string]func(context.Context, string) (peer, error){
-		"tierq": func(ctx context.Context, d string) (peer, error) { return startTierQ(ctx, *program, d) },
-		"nats":  startNATS,
-	}
 	all := map[string][][]figures{}
 	for round := range *rounds {
-		for _, name := range []string{"nats", "tierq"} {
-			if *only != "" && *only != name {
-				continue
-			}
-			got, err := measure(ctx, filepath.Join(dir, fmt.Sprint(name, round)), start[name], rows, *seconds)
+		for _, s := range chosen {
+			got, err := measure(ctx, filepath.Join(dir, fmt.Sprint(s.name, round)), s.start, rows, *seconds)
 			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
+				return fmt.Errorf("%s: %w", s.name, err)
 			}
-			all[name] = append(all[name], got)
+			all[s.name] = append(all[s.name], got)
 		}
 	}
-	report(rows, all, disk)
+	report(chosen, rows, all, disk)
 	if *clients == 0 {
 		return nil
 	}
 	fmt.Println()
 	last := row{name: fmt.Sprintf("%d clients, 8 queues, 10,000/s", *clients), bytes: 256, queues: 8, consume: true, rate: 10_000, clients: *clients}
-	for _, name := range []string{"nats", "tierq"} {
-		if *only != "" && *only != name {
+	for _, s := range chosen {
+		if !s.crowd {
 			continue
 		}
 		// A cluster that cannot carry the rate is a result, not the end of the run.
-		if _, err := measure(ctx, filepath.Join(dir, name+"-crowd"), start[name], []row{last}, *crowd); err != nil {
-			fmt.Printf("%-6s %s: %v\n", name, last.name, err)
+		if _, err := measure(ctx, filepath.Join(dir, s.name+"-crowd"), s.start, []row{last}, *crowd); err != nil {
+			fmt.Printf("%-6s %s: %v\n", s.name, last.name, err)
 		}
 	}
 	return ctx.Err()
@@ -368,16 +423,15 @@ func (g *generator) figures(ctx context.Context, count int64) (figures, error) {
 	}, nil
 }
 
-// report prints the medians and TierQ's ratios to the other.
-func report(rows []row, all map[string][][]figures, disk time.Duration) {
-	if len(all["tierq"]) == 0 || len(all["nats"]) == 0 {
+// report prints a table for each peer, with the medians and TierQ's ratios to it.
+func report(ran []system, rows []row, all map[string][][]figures, disk time.Duration) {
+	if len(all["tierq"]) == 0 || len(ran) == 1 {
 		return
 	}
-	fmt.Printf("\n%-36s %6s %10s %10s %7s %10s %10s %7s\n", "work", "bytes", "tierq/s", "nats/s", "ratio", "tierq p50", "nats p50", "ratio")
-	for i, r := range rows {
-		t, n := median(all["tierq"], i), median(all["nats"], i)
-		fmt.Printf("%-36s %6d %10.0f %10.0f %7.2f %10v %10v %7.2f\n", r.name, r.bytes, t.rate, n.rate, t.rate/n.rate,
-			t.p50.Round(10*time.Microsecond), n.p50.Round(10*time.Microsecond), float64(t.p50)/float64(n.p50))
+	for _, s := range ran {
+		if s.name != "tierq" {
+			table(s, rows, all["tierq"], all[s.name])
+		}
 	}
 	if len(rows) != len(allRows) {
 		return
@@ -386,6 +440,15 @@ func report(rows []row, all map[string][][]figures, disk time.Duration) {
 	lone := median(all["tierq"], 0)
 	fmt.Printf("\ntierq: 8 queues / 1 queue %.2f, 48 queues / 1 queue %.2f; lone publish P50 / fdatasync P50 %.2f\n",
 		median(all["tierq"], 3).rate/one.rate, many.rate/one.rate, float64(lone.p50)/float64(disk))
+}
+
+func table(s system, rows []row, tierq, peer [][]figures) {
+	fmt.Printf("\n%s\n%-36s %6s %10s %10s %7s %10s %10s %7s\n", s.about, "work", "bytes", "tierq/s", s.name+"/s", "ratio", "tierq p50", s.name+" p50", "ratio")
+	for i, r := range rows {
+		t, p := median(tierq, i), median(peer, i)
+		fmt.Printf("%-36s %6d %10.0f %10.0f %7.2f %10v %10v %7.2f\n", r.name, r.bytes, t.rate, p.rate, t.rate/p.rate,
+			t.p50.Round(10*time.Microsecond), p.p50.Round(10*time.Microsecond), float64(t.p50)/float64(p.p50))
+	}
 }
 
 func median(rounds [][]figures, i int) figures {
