@@ -41,7 +41,7 @@ func (o *Options) withToken(c *http.Client) *http.Client {
 // ListTenants returns the tenants with their quotas.
 func (c *Client) ListTenants(ctx context.Context) ([]*tierqv1.Tenant, error) {
 	res, err := call(ctx, c, read(route{}), func(a *apis) method[tierqv1.ListTenantsRequest, tierqv1.ListTenantsResponse] {
-		return a.access.ListTenants
+		return a.access().ListTenants
 	},
 		&tierqv1.ListTenantsRequest{})
 	return res.GetTenants(), err
@@ -49,7 +49,7 @@ func (c *Client) ListTenants(ctx context.Context) ([]*tierqv1.Tenant, error) {
 
 // PutTenant makes a tenant, or replaces its quotas.
 func (c *Client) PutTenant(ctx context.Context, t *tierqv1.Tenant) error {
-	_, err := call(ctx, c, write(true), func(a *apis) method[tierqv1.PutTenantRequest, tierqv1.PutTenantResponse] { return a.access.PutTenant },
+	_, err := call(ctx, c, write(true), func(a *apis) method[tierqv1.PutTenantRequest, tierqv1.PutTenantResponse] { return a.access().PutTenant },
 		&tierqv1.PutTenantRequest{Tenant: t})
 	return err
 }
@@ -57,7 +57,7 @@ func (c *Client) PutTenant(ctx context.Context, t *tierqv1.Tenant) error {
 // DeleteTenant removes a tenant that has no queues, and its tokens.
 func (c *Client) DeleteTenant(ctx context.Context, name string) error {
 	_, err := call(ctx, c, write(true), func(a *apis) method[tierqv1.DeleteTenantRequest, tierqv1.DeleteTenantResponse] {
-		return a.access.DeleteTenant
+		return a.access().DeleteTenant
 	},
 		&tierqv1.DeleteTenantRequest{Name: name})
 	return err
@@ -66,7 +66,7 @@ func (c *Client) DeleteTenant(ctx context.Context, name string) error {
 // ListTokens returns the tokens without their secrets.
 func (c *Client) ListTokens(ctx context.Context) ([]*tierqv1.Token, error) {
 	res, err := call(ctx, c, read(route{}), func(a *apis) method[tierqv1.ListTokensRequest, tierqv1.ListTokensResponse] {
-		return a.access.ListTokens
+		return a.access().ListTokens
 	},
 		&tierqv1.ListTokensRequest{})
 	return res.GetTokens(), err
@@ -76,7 +76,7 @@ func (c *Client) ListTokens(ctx context.Context) ([]*tierqv1.Token, error) {
 // shows.
 func (c *Client) CreateToken(ctx context.Context, t *tierqv1.Token) (*tierqv1.CreateTokenResponse, error) {
 	return call(ctx, c, write(false), func(a *apis) method[tierqv1.CreateTokenRequest, tierqv1.CreateTokenResponse] {
-		return a.access.CreateToken
+		return a.access().CreateToken
 	},
 		&tierqv1.CreateTokenRequest{Token: t})
 }
@@ -84,7 +84,7 @@ func (c *Client) CreateToken(ctx context.Context, t *tierqv1.Token) (*tierqv1.Cr
 // RevokeToken ends a token.
 func (c *Client) RevokeToken(ctx context.Context, id uint64) error {
 	_, err := call(ctx, c, write(true), func(a *apis) method[tierqv1.RevokeTokenRequest, tierqv1.RevokeTokenResponse] {
-		return a.access.RevokeToken
+		return a.access().RevokeToken
 	},
 		&tierqv1.RevokeTokenRequest{Id: id})
 	return err

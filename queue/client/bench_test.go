@@ -42,3 +42,19 @@ func BenchmarkPublishAsync(b *testing.B) {
 	close(futures)
 	require.NoError(b, <-done)
 }
+
+// BenchmarkPublish publishes one message of 256 bytes after the other, as each of many clients does.
+func BenchmarkPublish(b *testing.B) {
+	f := clienttest.New(b, 1)
+	c, err := client.New(client.Options{Addrs: f.Addrs()})
+	require.NoError(b, err)
+	defer func() { require.NoError(b, c.Close(context.Background())) }()
+	_, err = c.CreateQueue(b.Context(), &tierqv1.CreateQueueRequest{Name: "q"})
+	require.NoError(b, err)
+	body := make([]byte, 256)
+	b.ReportAllocs()
+	for b.Loop() {
+		_, err := c.Publish(b.Context(), "q", client.Message{Body: body})
+		require.NoError(b, err)
+	}
+}

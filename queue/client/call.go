@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http/httptrace"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,18 +14,18 @@ import (
 	"github.com/tierq/tierq/queue/code"
 )
 
-// apis are the stubs of one address.
+// apis are the stubs of one address, each service's made when it is used first: most clients use few of them, and there may be many clients.
 type apis struct {
 	addr   string
-	queue  tierqv1connect.QueueServiceClient
-	group  tierqv1connect.GroupServiceClient
-	status tierqv1connect.StatusServiceClient
-	admin  tierqv1connect.AdminServiceClient
-	stream tierqv1connect.StreamServiceClient
-	fleet  tierqv1connect.FleetServiceClient
-	access tierqv1connect.AccessServiceClient
+	queue  func() tierqv1connect.QueueServiceClient
+	group  func() tierqv1connect.GroupServiceClient
+	status func() tierqv1connect.StatusServiceClient
+	admin  func() tierqv1connect.AdminServiceClient
+	stream func() tierqv1connect.StreamServiceClient
+	fleet  func() tierqv1connect.FleetServiceClient
+	access func() tierqv1connect.AccessServiceClient
 
-	snapshot tierqv1connect.SnapshotServiceClient
+	snapshot func() tierqv1connect.SnapshotServiceClient
 }
 
 // maxResponseBytes bounds one answer: a receive returns 4 MiB by default, and one message of 16 MiB whatever is asked.
@@ -32,22 +33,27 @@ const maxResponseBytes = 64 << 20
 
 func newAPIs(hc connect.HTTPClient, scheme, addr string) *apis {
 	base := scheme + "://" + addr
-	opts := []connect.ClientOption{
-		connect.WithReadMaxBytes(maxResponseBytes),
-		connect.WithAcceptCompression("gzip", nil, nil), // the network is near: bytes are cheaper than gzip
-	}
 	return &apis{
 		addr:   addr,
-		queue:  tierqv1connect.NewQueueServiceClient(hc, base, opts...),
-		group:  tierqv1connect.NewGroupServiceClient(hc, base, opts...),
-		status: tierqv1connect.NewStatusServiceClient(hc, base, opts...),
-		admin:  tierqv1connect.NewAdminServiceClient(hc, base, opts...),
-		stream: tierqv1connect.NewStreamServiceClient(hc, base, opts...),
-		fleet:  tierqv1connect.NewFleetServiceClient(hc, base, opts...),
-		access: tierqv1connect.NewAccessServiceClient(hc, base, opts...),
+		queue:  stubs(tierqv1connect.NewQueueServiceClient, hc, base),
+		group:  stubs(tierqv1connect.NewGroupServiceClient, hc, base),
+		status: stubs(tierqv1connect.NewStatusServiceClient, hc, base),
+		admin:  stubs(tierqv1connect.NewAdminServiceClient, hc, base),
+		stream: stubs(tierqv1connect.NewStreamServiceClient, hc, base),
+		fleet:  stubs(tierqv1connect.NewFleetServiceClient, hc, base),
+		access: stubs(tierqv1connect.NewAccessServiceClient, hc, base),
 
-		snapshot: tierqv1connect.NewSnapshotServiceClient(hc, base, opts...),
+		snapshot: stubs(tierqv1connect.NewSnapshotServiceClient, hc, base),
 	}
+}
+
+func stubs[T any](of func(connect.HTTPClient, string, ...connect.ClientOption) T, hc connect.HTTPClient, base string) func() T {
+	return sync.OnceValue(func() T {
+		return of(hc, base,
+			connect.WithReadMaxBytes(maxResponseBytes),
+			connect.WithAcceptCompression("gzip", nil, nil), // the network is near: bytes are cheaper than gzip
+		)
+	})
 }
 
 // stub picks a method of one address's stubs.

@@ -46,7 +46,7 @@ func (c *Client) ClaimIdle(ctx context.Context, queue, group string, o ClaimOpti
 	if o.Partition != nil {
 		to = homeIn(queue, *o.Partition, group)
 	}
-	res, err := call(ctx, c, writeTo(to, false), func(a *apis) method[tierqv1.ClaimIdleRequest, tierqv1.ClaimIdleResponse] { return a.group.ClaimIdle }, req)
+	res, err := call(ctx, c, writeTo(to, false), func(a *apis) method[tierqv1.ClaimIdleRequest, tierqv1.ClaimIdleResponse] { return a.group().ClaimIdle }, req)
 	if err != nil {
 		return Claimed{}, err
 	}

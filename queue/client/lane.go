@@ -239,7 +239,7 @@ func (n *lane) open(ctx context.Context, l *link) (*session, *code.Error) {
 	stop := context.AfterFunc(ctx, func() { end(context.Cause(ctx)) })
 	late := time.AfterFunc(c.opts.AttemptTimeout, func() { end(errNoStart) })
 	s := &session{n: n, link: l, end: end, pending: map[uint64]chan []*tierqv1.SettleResult{}, ended: make(chan struct{})}
-	s.bidi = c.apisOf(l.addr).stream.Consume(sctx)
+	s.bidi = c.apisOf(l.addr).stream().Consume(sctx)
 	context.AfterFunc(sctx, s.cut)
 	start := &tierqv1.ConsumeStart{
 		Queue: n.l.queue, Partition: proto.Uint32(n.number), Group: n.l.group, Consumer: n.l.o.Consumer,

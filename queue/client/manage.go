@@ -35,13 +35,15 @@ func writeTo(to route, repeat bool) how {
 // replaced by a random one.
 func (c *Client) PurgeQueue(ctx context.Context, req *tierqv1.PurgeQueueRequest) (*tierqv1.PurgeQueueResponse, error) {
 	orOperation(&req.OperationId)
-	return call(ctx, c, writeTo(c.leaderOf(req.Queue, req.Partition), true), func(a *apis) method[tierqv1.PurgeQueueRequest, tierqv1.PurgeQueueResponse] { return a.admin.PurgeQueue }, req)
+	return call(ctx, c, writeTo(c.leaderOf(req.Queue, req.Partition), true), func(a *apis) method[tierqv1.PurgeQueueRequest, tierqv1.PurgeQueueResponse] {
+		return a.admin().PurgeQueue
+	}, req)
 }
 
 // ConfigureQueue replaces a queue's options; options.Version is the one that DescribeQueue told.
 func (c *Client) ConfigureQueue(ctx context.Context, queue string, options *tierqv1.QueueOptions) (*tierqv1.Queue, error) {
 	res, err := call(ctx, c, writeTo(c.leaderOf(queue, nil), false), func(a *apis) method[tierqv1.ConfigureQueueRequest, tierqv1.ConfigureQueueResponse] {
-		return a.admin.ConfigureQueue
+		return a.admin().ConfigureQueue
 	}, &tierqv1.ConfigureQueueRequest{Queue: queue, Options: options})
 	if err != nil {
 		return nil, err
@@ -63,7 +65,7 @@ func (c *Client) CancelGrowth(ctx context.Context, queue string) (*tierqv1.Queue
 // Growths tells of queues that grow, of one or of all (""), how far they are, and what they wait for.
 func (c *Client) Growths(ctx context.Context, queue string) ([]*tierqv1.Growth, error) {
 	res, err := call(ctx, c, read(route{}), func(a *apis) method[tierqv1.ListGrowthsRequest, tierqv1.ListGrowthsResponse] {
-		return a.admin.ListGrowths
+		return a.admin().ListGrowths
 	},
 		&tierqv1.ListGrowthsRequest{Queue: queue})
 	if err != nil {
@@ -73,7 +75,7 @@ func (c *Client) Growths(ctx context.Context, queue string) ([]*tierqv1.Growth, 
 }
 
 func (c *Client) growQueue(ctx context.Context, req *tierqv1.GrowQueueRequest) (*tierqv1.Queue, error) {
-	res, err := call(ctx, c, writeTo(c.leaderOf(req.Queue, nil), true), func(a *apis) method[tierqv1.GrowQueueRequest, tierqv1.GrowQueueResponse] { return a.admin.GrowQueue }, req)
+	res, err := call(ctx, c, writeTo(c.leaderOf(req.Queue, nil), true), func(a *apis) method[tierqv1.GrowQueueRequest, tierqv1.GrowQueueResponse] { return a.admin().GrowQueue }, req)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +84,9 @@ func (c *Client) growQueue(ctx context.Context, req *tierqv1.GrowQueueRequest) (
 
 // PauseQueue stops deliveries of all groups of a queue; publishing, acks and leases go on.
 func (c *Client) PauseQueue(ctx context.Context, queue string) (*tierqv1.Queue, error) {
-	res, err := call(ctx, c, writeTo(c.leaderOf(queue, nil), true), func(a *apis) method[tierqv1.PauseQueueRequest, tierqv1.PauseQueueResponse] { return a.admin.PauseQueue },
+	res, err := call(ctx, c, writeTo(c.leaderOf(queue, nil), true), func(a *apis) method[tierqv1.PauseQueueRequest, tierqv1.PauseQueueResponse] {
+		return a.admin().PauseQueue
+	},
 		&tierqv1.PauseQueueRequest{Queue: queue})
 	if err != nil {
 		return nil, err
@@ -93,7 +97,7 @@ func (c *Client) PauseQueue(ctx context.Context, queue string) (*tierqv1.Queue, 
 // ResumeQueue ends a pause.
 func (c *Client) ResumeQueue(ctx context.Context, queue string) (*tierqv1.Queue, error) {
 	res, err := call(ctx, c, writeTo(c.leaderOf(queue, nil), true), func(a *apis) method[tierqv1.ResumeQueueRequest, tierqv1.ResumeQueueResponse] {
-		return a.admin.ResumeQueue
+		return a.admin().ResumeQueue
 	}, &tierqv1.ResumeQueueRequest{Queue: queue})
 	if err != nil {
 		return nil, err
@@ -104,7 +108,7 @@ func (c *Client) ResumeQueue(ctx context.Context, queue string) (*tierqv1.Queue,
 // ConfigureGroup replaces a group's policy; version is the config version that ListGroups told.
 func (c *Client) ConfigureGroup(ctx context.Context, queue, name string, config *tierqv1.GroupConfig, version uint64) (*tierqv1.Group, error) {
 	res, err := call(ctx, c, writeTo(homeOf(queue, name), false), func(a *apis) method[tierqv1.ConfigureGroupRequest, tierqv1.ConfigureGroupResponse] {
-		return a.admin.ConfigureGroup
+		return a.admin().ConfigureGroup
 	}, &tierqv1.ConfigureGroupRequest{Queue: queue, Name: name, Config: config, ExpectedVersion: version})
 	if err != nil {
 		return nil, err
@@ -114,7 +118,9 @@ func (c *Client) ConfigureGroup(ctx context.Context, queue, name string, config 
 
 // PauseGroup stops deliveries of a group; acks and leases go on.
 func (c *Client) PauseGroup(ctx context.Context, queue, name string) (*tierqv1.Group, error) {
-	res, err := call(ctx, c, writeTo(homeOf(queue, name), true), func(a *apis) method[tierqv1.PauseGroupRequest, tierqv1.PauseGroupResponse] { return a.admin.PauseGroup },
+	res, err := call(ctx, c, writeTo(homeOf(queue, name), true), func(a *apis) method[tierqv1.PauseGroupRequest, tierqv1.PauseGroupResponse] {
+		return a.admin().PauseGroup
+	},
 		&tierqv1.PauseGroupRequest{Queue: queue, Name: name})
 	if err != nil {
 		return nil, err
@@ -125,7 +131,7 @@ func (c *Client) PauseGroup(ctx context.Context, queue, name string) (*tierqv1.G
 // ResumeGroup ends a pause.
 func (c *Client) ResumeGroup(ctx context.Context, queue, name string) (*tierqv1.Group, error) {
 	res, err := call(ctx, c, writeTo(homeOf(queue, name), true), func(a *apis) method[tierqv1.ResumeGroupRequest, tierqv1.ResumeGroupResponse] {
-		return a.admin.ResumeGroup
+		return a.admin().ResumeGroup
 	}, &tierqv1.ResumeGroupRequest{Queue: queue, Name: name})
 	if err != nil {
 		return nil, err
@@ -136,28 +142,28 @@ func (c *Client) ResumeGroup(ctx context.Context, queue, name string) (*tierqv1.
 // ListConsumers tells who holds what of a group; in names one partition.
 func (c *Client) ListConsumers(ctx context.Context, queue, group string, withMessages bool, in ...uint32) (*tierqv1.ListConsumersResponse, error) {
 	return call(ctx, c, read(homeOf(queue, group)), func(a *apis) method[tierqv1.ListConsumersRequest, tierqv1.ListConsumersResponse] {
-		return a.admin.ListConsumers
+		return a.admin().ListConsumers
 	}, &tierqv1.ListConsumersRequest{Queue: queue, Group: group, WithMessages: withMessages, Partition: one(in)})
 }
 
 // ExplainGroup tells why a message, a key, or a whole group is not delivered.
 func (c *Client) ExplainGroup(ctx context.Context, req *tierqv1.ExplainGroupRequest) (*tierqv1.ExplainGroupResponse, error) {
 	return call(ctx, c, read(homeOf(req.Queue, req.Group)), func(a *apis) method[tierqv1.ExplainGroupRequest, tierqv1.ExplainGroupResponse] {
-		return a.admin.ExplainGroup
+		return a.admin().ExplainGroup
 	}, req)
 }
 
 // ListDelayed lists delayed messages in the order in which they become due.
 func (c *Client) ListDelayed(ctx context.Context, req *tierqv1.ListDelayedRequest) (*tierqv1.ListDelayedResponse, error) {
 	return call(ctx, c, read(c.leaderOf(req.Queue, req.Partition)), func(a *apis) method[tierqv1.ListDelayedRequest, tierqv1.ListDelayedResponse] {
-		return a.admin.ListDelayed
+		return a.admin().ListDelayed
 	}, req)
 }
 
 // CancelDelayed removes a delayed message that is not due yet.
 func (c *Client) CancelDelayed(ctx context.Context, req *tierqv1.CancelDelayedRequest) error {
 	_, err := call(ctx, c, writeTo(c.leaderOf(req.Queue, req.Partition), false), func(a *apis) method[tierqv1.CancelDelayedRequest, tierqv1.ChangeDelayedResponse] {
-		return a.admin.CancelDelayed
+		return a.admin().CancelDelayed
 	}, req)
 	return err
 }
@@ -165,20 +171,20 @@ func (c *Client) CancelDelayed(ctx context.Context, req *tierqv1.CancelDelayedRe
 // RescheduleDelayed makes a delayed message due at another time, which it returns.
 func (c *Client) RescheduleDelayed(ctx context.Context, req *tierqv1.RescheduleDelayedRequest) (*tierqv1.ChangeDelayedResponse, error) {
 	return call(ctx, c, writeTo(c.leaderOf(req.Queue, req.Partition), false), func(a *apis) method[tierqv1.RescheduleDelayedRequest, tierqv1.ChangeDelayedResponse] {
-		return a.admin.RescheduleDelayed
+		return a.admin().RescheduleDelayed
 	}, req)
 }
 
 // Browse reads stored messages and changes nothing.
 func (c *Client) Browse(ctx context.Context, req *tierqv1.BrowseRequest) (*tierqv1.BrowseResponse, error) {
-	return call(ctx, c, read(c.leaderOf(req.Queue, req.Partition)), func(a *apis) method[tierqv1.BrowseRequest, tierqv1.BrowseResponse] { return a.admin.Browse }, req)
+	return call(ctx, c, read(c.leaderOf(req.Queue, req.Partition)), func(a *apis) method[tierqv1.BrowseRequest, tierqv1.BrowseResponse] { return a.admin().Browse }, req)
 }
 
 // LookupPublish tells whether and where a producer's seq was stored: what to ask after a publish of unknown outcome
 // whose producer is gone. In a queue of several partitions it must be named.
 func (c *Client) LookupPublish(ctx context.Context, queue string, producer, seq uint64, in ...uint32) (*tierqv1.LookupPublishResponse, error) {
 	return call(ctx, c, read(c.leaderOf(queue, nil)), func(a *apis) method[tierqv1.LookupPublishRequest, tierqv1.LookupPublishResponse] {
-		return a.admin.LookupPublish
+		return a.admin().LookupPublish
 	}, &tierqv1.LookupPublishRequest{Queue: queue, ProducerId: producer, Seq: seq, Partition: one(in)})
 }
 

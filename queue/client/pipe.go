@@ -63,7 +63,7 @@ func (s *stream) publishStub(sent func()) stub[tierqv1.PublishRequest, tierqv1.P
 				return nil, err
 			}
 			defer sent()
-			return a.queue.Publish(ctx, r)
+			return a.queue().Publish(ctx, r)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func (s *stream) pipeTo(a *apis) *pipe {
 	}
 	ctx, end := context.WithCancelCause(s.c.base)
 	p := &pipe{s: s, addr: a.addr, end: end}
-	p.bidi = a.stream.PublishStream(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+	p.bidi = a.stream().PublishStream(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		GotConn: func(httptrace.GotConnInfo) { p.connected.Store(true) },
 	}))
 	context.AfterFunc(ctx, p.cut)

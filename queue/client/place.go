@@ -17,7 +17,7 @@ type located struct {
 }
 
 func locateQueue(a *apis) method[tierqv1.LocateQueueRequest, tierqv1.LocateQueueResponse] {
-	return a.queue.LocateQueue
+	return a.queue().LocateQueue
 }
 
 // locate asks how many partitions a queue has, and learns who leads them.

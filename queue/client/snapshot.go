@@ -15,25 +15,25 @@ import (
 // Backup and restore. All of these calls may be repeated.
 
 func snapshotQueue(a *apis) method[tierqv1.SnapshotQueueRequest, tierqv1.SnapshotQueueResponse] {
-	return a.snapshot.SnapshotQueue
+	return a.snapshot().SnapshotQueue
 }
 func beginRestore(a *apis) method[tierqv1.BeginRestoreRequest, tierqv1.BeginRestoreResponse] {
-	return a.snapshot.BeginRestore
+	return a.snapshot().BeginRestore
 }
 func restoreStatus(a *apis) method[tierqv1.RestoreStatusRequest, tierqv1.RestoreStatusResponse] {
-	return a.snapshot.RestoreStatus
+	return a.snapshot().RestoreStatus
 }
 func importChunk(a *apis) method[tierqv1.ImportChunkRequest, tierqv1.ImportChunkResponse] {
-	return a.snapshot.ImportChunk
+	return a.snapshot().ImportChunk
 }
 func recoverPartition(a *apis) method[tierqv1.RecoverPartitionRequest, tierqv1.RecoverPartitionResponse] {
-	return a.snapshot.RecoverPartition
+	return a.snapshot().RecoverPartition
 }
 func finishRestore(a *apis) method[tierqv1.FinishRestoreRequest, tierqv1.FinishRestoreResponse] {
-	return a.snapshot.FinishRestore
+	return a.snapshot().FinishRestore
 }
 func abortRestore(a *apis) method[tierqv1.AbortRestoreRequest, tierqv1.AbortRestoreResponse] {
-	return a.snapshot.AbortRestore
+	return a.snapshot().AbortRestore
 }
 
 // restoreCallTimeout bounds one call of a restore, which repeats what fails for a moment, like an election.
@@ -84,7 +84,7 @@ func (c *Client) AbortRestore(ctx context.Context, req *tierqv1.AbortRestoreRequ
 // SaveShard writes a partition's state to w as one host streams it, and returns when the host has ended the stream. It makes one
 // attempt at one address; what w got after an error is of no use.
 func (c *Client) SaveShard(ctx context.Context, addr, queue string, partition uint32, w io.Writer) error {
-	stream, err := c.apisOf(normalAddr(addr)).snapshot.SaveShard(ctx, connect.NewRequest(&tierqv1.SaveShardRequest{Queue: queue, Partition: partition}))
+	stream, err := c.apisOf(normalAddr(addr)).snapshot().SaveShard(ctx, connect.NewRequest(&tierqv1.SaveShardRequest{Queue: queue, Partition: partition}))
 	if err != nil {
 		return saveFailed(err, addr)
 	}

@@ -67,7 +67,7 @@ func TestDeafHostHoldsNoSettleUp(t *testing.T) {
 	sctx, end := context.WithCancelCause(c.base)
 	n := newLane(&consumer{c: c, queue: "q", group: "g"}, 0, 1, 1)
 	s := &session{n: n, link: newLink(addr), end: end, pending: map[uint64]chan []*tierqv1.SettleResult{}, ended: make(chan struct{})}
-	s.bidi = c.apisOf(addr).stream.Consume(sctx)
+	s.bidi = c.apisOf(addr).stream().Consume(sctx)
 	context.AfterFunc(sctx, s.cut)
 	go s.read(&tierqv1.ConsumeResponse{})
 
