@@ -180,12 +180,10 @@ func (e *endings) others(but uint64) []uint64 {
 func (e *endings) ask(ctx context.Context, hostID uint64, agree map[uint64]bool) {
 	ctx, cancel := context.WithTimeout(ctx, endedDial)
 	defer cancel()
-	var mu sync.Mutex
+	asked := slices.DeleteFunc(e.others(hostID), func(other uint64) bool { return agree[other] || !e.losses.Answers(other) })
+	var mu sync.Mutex // of agree, from here on
 	var calls sync.WaitGroup
-	for _, other := range e.others(hostID) {
-		if agree[other] || !e.losses.Answers(other) {
-			continue
-		}
+	for _, other := range asked {
 		calls.Go(func() {
 			if e.losses.AskLost(ctx, other, hostID) {
 				mu.Lock()

@@ -96,6 +96,28 @@ func TestRefusesConnections(t *testing.T) {
 	require.False(t, refusesConnections(over, freeport.For(t)), "nobody was asked")
 }
 
+// agreeing are hosts that have all lost each other.
+type agreeing struct{ losses }
+
+func (agreeing) Answers(uint64) bool                          { return true }
+func (agreeing) AskLost(context.Context, uint64, uint64) bool { return true }
+
+// TestManyAreAsked: the hosts of a fleet are asked side by side, and whoever does not agree yet is; under the race detector.
+func TestManyAreAsked(t *testing.T) {
+	const hosts = 64
+	var listed []HostSpec
+	for id := uint64(1); id <= hosts; id++ {
+		listed = append(listed, HostSpec{ID: id})
+	}
+	e := newEndings(&RaftHost{cfg: Config{HostID: 1}, book: newAddressBook(NewRegistry(), listed)})
+	e.losses = agreeing{}
+	agree := map[uint64]bool{1: true}
+	for range 2 {
+		e.ask(within(t, patience), 2, agree)
+		require.Len(t, agree, hosts-1, "all but the lost one")
+	}
+}
+
 // mistaken takes a host for lost that is not, and may think that the others do too.
 type mistaken struct {
 	losses

@@ -58,6 +58,20 @@ func (g *growing) wait(ctx context.Context) error {
 	return <-pass
 }
 
+func (g *growing) waiting() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.gates)
+}
+
+func (g *growing) take(i int) gate {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	next := g.gates[i]
+	g.gates = slices.Delete(g.gates, i, i+1)
+	return next
+}
+
 func (g *growing) Fleet() Fleet { return Fleet{Self: 1} }
 
 func (g *growing) GroupPartitions(ctx context.Context, _ string) (Partitions, error) {
@@ -270,7 +284,8 @@ func growOnce(t *testing.T, seed uint64) {
 			begin(fmt.Sprintf("driver %d", drivers), func(ctx context.Context) { _ = g.drive(ctx, s); driven = drivers })
 			continue
 		}
-		if len(g.gates) == 0 {
+		gates := g.waiting()
+		if gates == 0 {
 			mu.Lock()
 			ended := live == 0
 			mu.Unlock()
@@ -287,9 +302,7 @@ func growOnce(t *testing.T, seed uint64) {
 			}
 			panic("nobody drives the growth")
 		}
-		i := random.IntN(len(g.gates))
-		next := g.gates[i]
-		g.gates = slices.Delete(g.gates, i, i+1)
+		next := g.take(random.IntN(gates))
 		var err error
 		switch {
 		case crashed[next.actor]:
