@@ -2,7 +2,9 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -118,6 +120,35 @@ func TestSmallRequestsFill(t *testing.T) {
 				require.Equal(t, began+2, f.Calls("Publish"), "one for all that waited")
 			}
 		})
+	}
+}
+
+// TestFirstOfASequence: the first request of a producer is lost on its way, time after time, while more is published. What follows it is not
+// stored before it: whoever does not know the producer would take any seq for its first.
+func TestFirstOfASequence(t *testing.T) {
+	for range 5 {
+		f := clienttest.New(t, 1)
+		c, err := New(Options{
+			Addrs: f.Addrs(), RefreshEvery: -1, AttemptTimeout: clienttest.Patience, PublishTimeout: clienttest.Patience,
+			RetryBase: time.Millisecond, RetryCap: 10 * time.Millisecond, ReconnectBase: time.Millisecond, ReconnectCap: 10 * time.Millisecond,
+		})
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(context.Background(), clienttest.Patience)
+		_, err = c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: "q"})
+		require.NoError(t, err)
+		var lost atomic.Int32
+		f.SetHook(func(c clienttest.Call) clienttest.Fate {
+			return clienttest.Fate{LoseRequest: c.Procedure == "Publish" && lost.Add(1) <= 3}
+		})
+		var want []string
+		for i := range 12 {
+			want = append(want, fmt.Sprint("m", i))
+			c.PublishAsync(ctx, "q", Message{Body: []byte(want[i])})
+		}
+		require.NoError(t, c.Flush(ctx))
+		require.Equal(t, want, f.Bodies("q"))
+		require.NoError(t, c.Close(ctx))
+		cancel()
 	}
 }
 

@@ -25,8 +25,10 @@ type streamKey struct {
 //
 // A stream is in line, every seq following the last stored one, or with Options.Unordered loose. Either way several batches
 // are in flight: in line they leave in order by one PublishStream, and the state machine stores none without the ones before it.
-// By unary calls a stream in line has one at a time. The first SEQ_GAP gets a loose stream in line: the queue demands it
-// (`ordering: key`).
+// By unary calls a stream in line has one at a time. The first SEQ_GAP gets a loose stream in line: the queue demands it (`ordering: key`).
+//
+// Until the first batch of a sequence is answered it is alone: of a producer that it does not know the state machine takes any seq for the first
+// one, also that of a batch which overtakes the one before it while both are repeated.
 //
 // Invariants:
 //  1. A seq names one message for ever (within the producer's epoch): a message that may have been stored keeps its seq.
@@ -203,7 +205,7 @@ func (s *stream) maySendLocked() bool {
 	}
 	limit, pipes := s.c.opts.MaxBatchesInFlight, s.pipes()
 	switch {
-	case s.inLine && (!pipes || s.broken):
+	case s.stored == 0, s.inLine && (!pipes || s.broken):
 		limit = 1
 	case pipes && s.growsLocked():
 		if small := s.fill.small(); len(s.batches) >= small && !s.hangsLocked() {

@@ -22,13 +22,15 @@ func TestLostAtomicPublishGoesAgainAfterGap(t *testing.T) {
 	defer func() { require.NoError(t, c.Close(ctx)) }()
 	_, err = c.CreateQueue(ctx, &tierqv1.CreateQueueRequest{Name: "q"})
 	require.NoError(t, err)
+	_, err = c.Publish(ctx, "q", Message{Body: []byte("first of its sequence")})
+	require.NoError(t, err)
 
 	gate := make(chan struct{})
 	atomics := 0 // asked for by one stream after the other
 	f.SetHook(func(call clienttest.Call) clienttest.Fate {
 		switch {
 		case call.Procedure != "Publish":
-		case call.N == 1:
+		case call.N == 2:
 			return clienttest.Fate{Hold: gate, LoseRequest: true}
 		case call.Publish.Atomic:
 			if atomics++; atomics == 1 {
@@ -38,7 +40,7 @@ func TestLostAtomicPublishGoesAgainAfterGap(t *testing.T) {
 		return clienttest.Fate{}
 	})
 	first := c.PublishAsync(ctx, "q", Message{Body: []byte("a")})
-	require.Eventually(t, func() bool { return f.Calls("Publish") == 1 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.Calls("Publish") == 2 }, 30*time.Second, time.Millisecond)
 	second := make(chan error, 1)
 	go func() {
 		_, err := c.PublishWith(ctx, "q", PublishOptions{Atomic: true}, Message{Body: []byte("b")}, Message{Body: []byte("c")})
@@ -56,6 +58,6 @@ func TestLostAtomicPublishGoesAgainAfterGap(t *testing.T) {
 	_, err = first.Wait(ctx)
 	require.NoError(t, err)
 	require.NoError(t, <-second)
-	require.Equal(t, []string{"a", "b", "c"}, f.Bodies("q"))
+	require.Equal(t, []string{"first of its sequence", "a", "b", "c"}, f.Bodies("q"))
 	require.Equal(t, 2, atomics)
 }

@@ -115,7 +115,7 @@ func (t *tierq) Sync(ctx context.Context, queue int, body []byte) error {
 	return err
 }
 
-func (t *tierq) Connect(_ context.Context, clients int) error {
+func (t *tierq) Connect(ctx context.Context, clients int) error {
 	for _, c := range t.crowd {
 		closeClient(c)
 	}
@@ -126,6 +126,9 @@ func (t *tierq) Connect(_ context.Context, clients int) error {
 			return err
 		}
 		t.crowd = append(t.crowd, c)
+		if _, err := c.FleetStatus(ctx); err != nil { // a client connects when it is used first
+			return err
+		}
 	}
 	return nil
 }

@@ -320,7 +320,7 @@ func (f *Fleet) storeLocked(q *queueState, r *tierqv1.PublishRequest, m *tierqv1
 		return result(code.SeqExpired)
 	case m.Seq >= p.low+producerWindow:
 		return result(code.Backpressure)
-	case (r.Contiguous || f.strict) && m.Seq != p.last+1:
+	case (r.Contiguous || f.strict) && p.last != 0 && m.Seq != p.last+1: // any may be the first
 		return result(code.SeqGap)
 	case q.options.GetMaxBodyBytes() > 0 && len(m.Body) > int(q.options.GetMaxBodyBytes()):
 		return result(code.TooLarge)

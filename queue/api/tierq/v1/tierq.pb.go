@@ -1516,9 +1516,11 @@ type PublishRequest struct {
 	ProducerId    uint64 `protobuf:"varint,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
 	ProducerEpoch uint64 `protobuf:"varint,4,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`
 	// The producer's lowest seq that is not answered yet.
-	Low        uint64 `protobuf:"varint,5,opt,name=low,proto3" json:"low,omitempty"`
-	Contiguous bool   `protobuf:"varint,6,opt,name=contiguous,proto3" json:"contiguous,omitempty"`
-	Atomic     bool   `protobuf:"varint,7,opt,name=atomic,proto3" json:"atomic,omitempty"`
+	Low uint64 `protobuf:"varint,5,opt,name=low,proto3" json:"low,omitempty"`
+	// Store a message only behind the one with the seq before its own. Of a producer that the partition does not know any seq may be the
+	// first: wait for the first answer before the next request is sent, for of two that are repeated the second may come first.
+	Contiguous bool `protobuf:"varint,6,opt,name=contiguous,proto3" json:"contiguous,omitempty"`
+	Atomic     bool `protobuf:"varint,7,opt,name=atomic,proto3" json:"atomic,omitempty"`
 	// Refuse unless the partition's last address is this.
 	ExpectedLastAddress *uint64 `protobuf:"varint,8,opt,name=expected_last_address,json=expectedLastAddress,proto3,oneof" json:"expected_last_address,omitempty"`
 	// Absent: the only one; of several, the host chooses by docs/format/partition.md: by key, else by dedup id, else the
