@@ -3,7 +3,7 @@
 
 GO ?= go
 # The packages whose races would lose messages; their tests run under the race detector too.
-CORE := ./queue ./queue/store ./queue/replica ./queue/home ./queue/client ./wal ./witness ./swarm ./host/catalog ./host/peer
+CORE := ./queue ./queue/store ./queue/replica ./queue/home ./queue/client ./wal ./witness ./swarm ./host/catalog ./host/peer ./host/event ./host/faultnet ./host/raftnet ./node/api ./node/outbox
 
 .PHONY: help
 help: ## list the targets
@@ -50,6 +50,12 @@ arch: ## the arrows between the packages
 .PHONY: race
 race: ## the core packages' short tests under the race detector
 	$(GO) test -race -short $(CORE)
+
+# The programs that tests build and start are built so too; one in which a race is found ends, and its test with it.
+.PHONY: race-all
+race-all: ## all tests, the fault scenarios and drills among them, under the race detector; half an hour, never in CI
+	GOFLAGS=-race GORACE=halt_on_error=1 $(GO) test -count=1 -timeout=1h ./...
+	GOFLAGS=-race GORACE=halt_on_error=1 $(GO) test -count=1 -timeout=1h -run Fault ./test/fault -args -rounds=2 -drills
 
 .PHONY: fault-quick
 fault-quick: ## kill -9 scenarios with fixed seeds and the drills of the runbook, on real processes
