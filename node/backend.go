@@ -418,9 +418,7 @@ func (n *Node) CreateGroup(ctx context.Context, r api.CreateGroup) (api.GroupInf
 		}
 	}
 	// Of a group that exists only the same creation is answered.
-	have, ok := d.reader.GroupByName(r.Name)
-	names := !ok || have.Config.DeadLetterQueue != r.Config.DeadLetterQueue
-	if names {
+	if have, ok := d.reader.GroupByName(r.Name); !ok || have.Config.DeadLetterQueue != r.Config.DeadLetterQueue {
 		if err := n.mayNameDeadLetterQueue(ctx, d.shard, r.Config.DeadLetterQueue); err != nil {
 			return api.GroupInfo{}, err
 		}
@@ -428,11 +426,6 @@ func (n *Node) CreateGroup(ctx context.Context, r api.CreateGroup) (api.GroupInf
 	g, err := d.createGroup(ctx, r.Name, r.Config, r.Start, first, operation(r.OperationID))
 	if err != nil {
 		return api.GroupInfo{}, err
-	}
-	if names {
-		if err := n.undoRing(ctx, d.shard, r.Config.DeadLetterQueue, func() error { return d.uncreate(ctx, g) }); err != nil {
-			return api.GroupInfo{}, err
-		}
 	}
 	return n.groupInfo(q.Name, d, g), nil
 }
@@ -508,12 +501,8 @@ func (n *Node) DeleteGroup(ctx context.Context, name string, p api.Partition, gr
 			return err
 		}
 	}
-	_, err = d.proposed(ctx, deletion(d.raft.Stamp(), g))
+	_, err = d.proposed(ctx, &queue.Group{Stamp: d.raft.Stamp(), Op: queue.GroupDelete, OperationID: operation(0), ID: g.ID, ExpectedEpoch: g.Epoch})
 	return err
-}
-
-func deletion(now queue.Stamp, g queue.GroupInfo) *queue.Group {
-	return &queue.Group{Stamp: now, Op: queue.GroupDelete, OperationID: operation(0), ID: g.ID, ExpectedEpoch: g.Epoch}
 }
 
 // ResetGroup implements api.Backend.

@@ -236,20 +236,13 @@ func (n *Node) ConfigureGroup(ctx context.Context, name string, p api.Partition,
 	if err != nil {
 		return api.GroupInfo{}, err
 	}
-	before := g.Config
-	names := cfg.DeadLetterQueue != before.DeadLetterQueue
-	if names {
+	if cfg.DeadLetterQueue != g.Config.DeadLetterQueue {
 		if err := n.mayNameDeadLetterQueue(ctx, d.shard, cfg.DeadLetterQueue); err != nil {
 			return api.GroupInfo{}, err
 		}
 	}
 	if g, err = d.configureGroup(ctx, g.ID, cfg, version); err != nil {
 		return api.GroupInfo{}, err
-	}
-	if names {
-		if err := n.undoRing(ctx, d.shard, cfg.DeadLetterQueue, func() error { return d.unconfigure(ctx, g, before) }); err != nil {
-			return api.GroupInfo{}, err
-		}
 	}
 	return n.groupInfo(name, d, g), nil
 }

@@ -169,7 +169,7 @@ func exportOf(raw []byte) (queue.Publish, error) {
 }
 
 // mayNameDeadLetterQueue refuses a dead-letter queue that does not exist, or from which dead letters come back to the queue
-// itself. Two changes at once may both get past it: undoRing comes after.
+// itself. Two changes at once may get past it: a count of hops then ends the loop.
 func (n *Node) mayNameDeadLetterQueue(ctx context.Context, shard uint64, name string) error {
 	if name == "" {
 		return nil
@@ -181,16 +181,7 @@ func (n *Node) mayNameDeadLetterQueue(ctx context.Context, shard uint64, name st
 	if err := queue.ValidateName(name); err != nil {
 		return code.New(code.InvalidName, "config.dead_letter_queue: %v", err)
 	}
-	way, err := n.wayBack(ctx, source, name)
-	if err == nil && way != nil {
-		err = loopRefused(source, way)
-	}
-	return err
-}
-
-// wayBack is the way on which what dies in the queue to comes into source; nil if there is none.
-func (n *Node) wayBack(ctx context.Context, source, to string) ([]string, error) {
-	ways := [][]string{{to}}
+	ways := [][]string{{name}}
 	seen := map[string]bool{}
 	for len(ways) > 0 {
 		way := ways[0]
@@ -198,9 +189,9 @@ func (n *Node) wayBack(ctx context.Context, source, to string) ([]string, error)
 		last := way[len(way)-1]
 		switch {
 		case last == source:
-			return way, nil
+			return loopRefused(source, way)
 		case len(way) > outbox.MaxHops:
-			return nil, code.New(code.InvalidArgument, "config.dead_letter_queue: %s leads through more than %d dead-letter queues: shorten the chain",
+			return code.New(code.InvalidArgument, "config.dead_letter_queue: %s leads through more than %d dead-letter queues: shorten the chain",
 				strings.Join(way, " -> "), outbox.MaxHops)
 		case seen[last]:
 			continue
@@ -211,70 +202,17 @@ func (n *Node) wayBack(ctx context.Context, source, to string) ([]string, error)
 			continue // it is missing: nothing comes through it
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		next, err := n.deadLetterQueuesOf(ctx, q)
 		if err != nil {
-			return nil, fmt.Errorf("whether dead letters would come back cannot be told: %w", err)
+			return fmt.Errorf("whether dead letters would come back cannot be told: %w", err)
 		}
 		for _, to := range next {
 			ways = append(ways, append(append([]string(nil), way...), to))
 		}
 	}
-	return nil, nil
-}
-
-// undoRing looks once more after a group of shard was made to name a dead-letter queue, and has the change undone if dead letters come back by
-// now: of two changes that were made at once and close a ring, at least the later one sees the other, as both are read behind a barrier. Where
-// it cannot look, the change stays; the count of hops ends such a ring, and `tierq doctor` tells of it.
-func (n *Node) undoRing(ctx context.Context, shard uint64, name string, undo func() error) error {
-	source, _, ok := exports{n, shard}.Source()
-	if name == "" || !ok {
-		return nil
-	}
-	way, err := n.wayBack(ctx, source, name)
-	if err != nil || way == nil {
-		return nil
-	}
-	if err := undo(); err != nil {
-		return code.Maybe(code.QuorumLost, err, "%v, as another change at the same time makes them, and it is not known whether this one was undone: look with `tierq group list %s`",
-			loopRefused(source, way), source)
-	}
-	return loopRefused(source, way)
-}
-
-// uncreate deletes a group that was just created, whatever its home has done meanwhile.
-func (d *desk) uncreate(ctx context.Context, g queue.GroupInfo) error {
-	for try := 1; ; try++ {
-		_, err := d.proposed(ctx, deletion(d.raft.Stamp(), g))
-		if !isCode(err, code.MutationFenced) || try == fencedTries {
-			return err
-		}
-		now, ok := d.reader.Group(g.ID)
-		if !ok {
-			return nil
-		}
-		g = now
-	}
-}
-
-// unconfigure gives a group the configuration back that it had before it got that of g, or only the dead-letter queue where somebody has
-// changed it since.
-func (d *desk) unconfigure(ctx context.Context, g queue.GroupInfo, before queue.GroupConfig) error {
-	named := g.Config.DeadLetterQueue
-	for try := 1; ; try++ {
-		_, err := d.configureGroup(ctx, g.ID, before, g.ConfigVersion)
-		if !isCode(err, code.MutationFenced) || try == fencedTries {
-			return err
-		}
-		now, ok := d.reader.Group(g.ID)
-		if !ok || now.Config.DeadLetterQueue != named {
-			return nil
-		}
-		dead := before.DeadLetterQueue
-		g, before = now, now.Config
-		before.DeadLetterQueue = dead
-	}
+	return nil
 }
 
 func loopRefused(source string, way []string) error {

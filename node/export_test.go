@@ -19,7 +19,7 @@ import (
 // TestExports: dead letters go to the queue that their group names, in a fleet of two full hosts and a witness.
 func TestExports(t *testing.T) {
 	onOneFleet(t, 90*time.Second, map[string]func(*adminFleet){
-		"moves": testExportsOverMoves, "loops": testExportLoops, "rings at once": testRingsAtOnce, "full": testExportsToAFullQueue, "deleted": testExportsToADeletedQueue, "B16 ring": testB16Ring,
+		"moves": testExportsOverMoves, "loops": testExportLoops, "full": testExportsToAFullQueue, "deleted": testExportsToADeletedQueue, "B16 ring": testB16Ring,
 	})
 }
 
@@ -162,79 +162,6 @@ func testExportLoops(f *adminFleet) {
 	})
 	f.refused(code.InvalidArgument, err)
 	require.NoError(f.t, name("loop.a", "g", "loop.b"), "the same creation again")
-}
-
-// testRingsAtOnce: of two changes that would lead dead letters in a ring and are made at the same moment, on either host, at most one stays.
-func testRingsAtOnce(f *adminFleet) {
-	queues := []string{"once.a", "once.b"}
-	for _, name := range queues {
-		f.create(name, queue.QueueOptions{})
-		f.group(name, "g", queue.GroupConfig{})
-	}
-	atOnce := func(change func(i int) error) (done int) {
-		errs := make(chan error, 2)
-		for i := range queues {
-			go func() { errs <- change(i) }()
-		}
-		for range queues {
-			err := <-errs
-			if err == nil {
-				done++
-				continue
-			}
-			f.refused(code.InvalidArgument, err)
-			require.Contains(f.t, err.Error(), "would come back to it")
-		}
-		require.LessOrEqual(f.t, done, 1)
-		return done
-	}
-	named := func(group string) (names []string) {
-		for _, name := range queues {
-			for _, g := range must(f, func(n *Node) ([]api.GroupInfo, error) { return n.ListGroups(f.ctx, name, nil) }) {
-				if g.Name == group && g.Config.DeadLetterQueue != "" {
-					names = append(names, g.Config.DeadLetterQueue)
-				}
-			}
-		}
-		return names
-	}
-	configure := func(g api.GroupInfo, queueName string, cfg queue.GroupConfig) error {
-		_, err := try(f, func(n *Node) (api.GroupInfo, error) {
-			return n.ConfigureGroup(f.ctx, queueName, nil, g.Name, cfg, g.ConfigVersion)
-		})
-		return err
-	}
-	for round := range 8 {
-		groups := []api.GroupInfo{f.info(queues[0], "g"), f.info(queues[1], "g")}
-		done := atOnce(func(i int) error {
-			return configure(groups[i], queues[i], queue.GroupConfig{DeadLetterQueue: queues[1-i], MaxInFlight: 7})
-		})
-		require.Len(f.t, named("g"), done)
-		for _, name := range queues {
-			g := f.info(name, "g")
-			require.Equal(f.t, g.Config.DeadLetterQueue != "", g.Config.MaxInFlight == 7, "a refused change changes nothing")
-			require.NoError(f.t, configure(g, name, queue.GroupConfig{}))
-		}
-
-		group := fmt.Sprint("new", round)
-		done = atOnce(func(i int) error {
-			_, err := try(f, func(n *Node) (api.GroupInfo, error) {
-				return n.CreateGroup(f.ctx, api.CreateGroup{Queue: queues[i], Name: group, Config: queue.GroupConfig{DeadLetterQueue: queues[1-i]}})
-			})
-			return err
-		})
-		require.Len(f.t, named(group), done)
-		for _, name := range queues {
-			gs := must(f, func(n *Node) ([]api.GroupInfo, error) { return n.ListGroups(f.ctx, name, nil) })
-			for _, g := range gs {
-				if g.Name == group {
-					require.NoError(f.t, configure(g, name, queue.GroupConfig{}))
-					done--
-				}
-			}
-		}
-		require.Zero(f.t, done, "a refused creation leaves no group")
-	}
 }
 
 // testExportsToAFullQueue: they park, everybody can see why, a redrive of what waits works, and they go on by themselves.
