@@ -162,7 +162,7 @@ func layout(v *catalog.View) (replicas, witnesses int) {
 	return 2, 1
 }
 
-// awaitServed waits until each shard and its leader are known here and its witnesses are members, so that a publish right after
+// awaitServed waits until each shard is known here, its leader too if this host has a replica, and its witnesses are members, so that a publish right after
 // the creation works, and one host may be lost from then on: without its witness a queue of two full replicas has no quorum
 // but both. It is a courtesy: the queue exists either way.
 func (n *Node) awaitServed(ctx context.Context, q catalog.Queue) {
@@ -172,7 +172,7 @@ func (n *Node) awaitServed(ctx context.Context, q catalog.Queue) {
 		changed := n.changed()
 		served := true
 		for _, s := range q.Shards {
-			_, known := n.view().Placement(s) // the catalog's leader may have answered before this host has seen the change
+			_, known := n.view().Placement(s) // what the catalog has answered may not have come here yet
 			if _, _, _, ok := n.raft.Leader(s); !known || !ok && n.holds(s) || !n.complete(s) {
 				served = false
 			}

@@ -10,7 +10,7 @@ import (
 	"github.com/tierq/tierq/node/api"
 )
 
-// TestCreatedIsServed: who has created a queue, at whatever host, is told of its replicas and its leader.
+// TestCreatedIsServed: who has created a queue, at a host that has a replica, is told of its replicas and its leader.
 func TestCreatedIsServed(t *testing.T) {
 	onOneFleet(t, 90*time.Second, map[string]func(*adminFleet){"created": func(f *adminFleet) {
 		for i := range 5 {

@@ -152,6 +152,23 @@ func TestFirstOfASequence(t *testing.T) {
 	}
 }
 
+// TestForgottenProducer: a partition that may have forgotten the producer gets one request, as one that never knew it.
+func TestForgottenProducer(t *testing.T) {
+	f := clienttest.New(t, 1)
+	c, _ := publisher(t, f, Options{})
+	s := c.knownStream(streamKey{queue: "q"})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.batches[&batch{}] = struct{}{}
+	s.pending = []*item{{p: &publish{}}}
+	defer func() { clear(s.batches); s.pending = nil }()
+	require.True(t, s.maySendLocked(), "it has stored a message just now")
+	for _, at := range []time.Time{{}, time.Now().Add(-2 * knownFor)} {
+		s.storedAt = at
+		require.False(t, s.maySendLocked())
+	}
+}
+
 // publisher is a client that has published one message to the new queue q.
 func publisher(t *testing.T, f *clienttest.Fleet, o Options) (*Client, context.Context) {
 	t.Helper()

@@ -27,8 +27,9 @@ type streamKey struct {
 // are in flight: in line they leave in order by one PublishStream, and the state machine stores none without the ones before it.
 // By unary calls a stream in line has one at a time. The first SEQ_GAP gets a loose stream in line: the queue demands it (`ordering: key`).
 //
-// Until the first batch of a sequence is answered it is alone: of a producer that it does not know the state machine takes any seq for the first
-// one, also that of a batch which overtakes the one before it while both are repeated.
+// Until a message of a sequence is stored there is one batch in flight, and so there is when the partition may have forgotten the producer: of one
+// that it does not know the state machine takes any seq for the first one, also that of a batch which overtakes the one before it while both are
+// repeated.
 //
 // Invariants:
 //  1. A seq names one message for ever (within the producer's epoch): a message that may have been stored keeps its seq.
@@ -49,7 +50,8 @@ type stream struct {
 	nextSeq  uint64
 	epoch    uint64
 	inLine   bool
-	stored   uint64          // in line: the greatest seq known to be stored
+	stored   uint64          // the greatest seq known to be stored
+	storedAt time.Time       // when that was heard last; zero: the partition may not know the producer
 	lostLine bool            // in line: a seq that may be stored was given up on
 	broken   bool            // in line: what is in flight is not one sequence any more
 	lastSent <-chan struct{} // in line: closed when the last batch has its place in the order
@@ -205,7 +207,7 @@ func (s *stream) maySendLocked() bool {
 	}
 	limit, pipes := s.c.opts.MaxBatchesInFlight, s.pipes()
 	switch {
-	case s.stored == 0, s.inLine && (!pipes || s.broken):
+	case s.unknownLocked(), s.inLine && (!pipes || s.broken):
 		limit = 1
 	case pipes && s.growsLocked():
 		if small := s.fill.small(); len(s.batches) >= small && !s.hangsLocked() {
@@ -213,6 +215,15 @@ func (s *stream) maySendLocked() bool {
 		}
 	}
 	return len(s.batches) < limit
+}
+
+// knownFor is how long a partition is taken to know a producer that it has stored a message of: it forgets one after a day, or when many others have
+// come.
+const knownFor = time.Hour
+
+// unknownLocked says whether the partition may not know this producer, or not this sequence of it.
+func (s *stream) unknownLocked() bool {
+	return time.Since(s.storedAt) > knownFor
 }
 
 // hangsLocked says whether even the last request takes much longer than they did lately: its host may have lost its quorum, and then refuses
@@ -402,7 +413,7 @@ func (s *stream) realignLocked() {
 func (s *stream) registerLocked() {
 	s.epoch++
 	s.registered++
-	s.stored, s.nextSeq, s.lostLine = 0, 1, false
+	s.stored, s.storedAt, s.nextSeq, s.lostLine = 0, time.Time{}, 1, false
 	s.c.log.Info("producer begins a new sequence", zap.String("queue", s.key.queue), zap.Uint64("epoch", s.epoch))
 	s.pending = slices.DeleteFunc(s.pending, func(it *item) bool {
 		if it.maybe {
@@ -579,11 +590,13 @@ func (s *stream) answeredLocked(b *batch, sent []*item, res *tierqv1.PublishResp
 		return 0
 	}
 	var pause time.Duration
+	known := false
 	b.chunk *= 2
 	for i, r := range res.Results {
 		it := sent[i]
 		c := code.Code(r.Code)
 		if c == 0 || c == code.OK {
+			known = true
 			s.storedLocked(it, r, res)
 			continue
 		}
@@ -604,6 +617,9 @@ func (s *stream) answeredLocked(b *batch, sent []*item, res *tierqv1.PublishResp
 		default:
 			s.failOneLocked(it, e)
 		}
+	}
+	if known {
+		s.storedAt = time.Now()
 	}
 	if pause > 0 {
 		b.refused++
@@ -738,6 +754,7 @@ func (s *stream) failOneLocked(it *item, e *code.Error) {
 		s.lostLine = true
 	}
 	if e.Code == code.UnknownPartition || e.Code == code.WrongPartition || e.Code == code.UnknownQueue {
+		s.storedAt = time.Time{} // another queue of the name does not know the producer
 		s.c.forgetPlaces(s.key.queue)
 	}
 	s.resolveLocked(it, Published{Seq: it.seq, Err: e})

@@ -1517,8 +1517,9 @@ type PublishRequest struct {
 	ProducerEpoch uint64 `protobuf:"varint,4,opt,name=producer_epoch,json=producerEpoch,proto3" json:"producer_epoch,omitempty"`
 	// The producer's lowest seq that is not answered yet.
 	Low uint64 `protobuf:"varint,5,opt,name=low,proto3" json:"low,omitempty"`
-	// Store a message only behind the one with the seq before its own. Of a producer that the partition does not know any seq may be the
-	// first: wait for the first answer before the next request is sent, for of two that are repeated the second may come first.
+	// Store a message only behind the one with the seq before its own. Of a producer that the partition does not know, or has forgotten (after
+	// a day), any seq may be the first: until a message of the sequence is stored have one request in flight, for of two that are repeated
+	// the second may come first.
 	Contiguous bool `protobuf:"varint,6,opt,name=contiguous,proto3" json:"contiguous,omitempty"`
 	Atomic     bool `protobuf:"varint,7,opt,name=atomic,proto3" json:"atomic,omitempty"`
 	// Refuse unless the partition's last address is this.
