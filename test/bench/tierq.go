@@ -126,7 +126,7 @@ func (t *tierq) Connect(ctx context.Context, clients int) error {
 			return err
 		}
 		t.crowd = append(t.crowd, c)
-		if _, err := c.FleetStatus(ctx); err != nil { // a client connects when it is used first
+		if _, err := c.FleetStatus(ctx); err != nil { // by now it has a connection to one host, before the load
 			return err
 		}
 	}
