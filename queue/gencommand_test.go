@@ -16,7 +16,7 @@ type generator struct {
 	now    queue.Stamp
 	nextOp uint64
 	// strict leaves out what a proposer never sends: acks of addresses that do not exist yet, purges above the last
-	// address. Late copies of those would be right when the addresses exist.
+	// address, epochs and change numbers that the group has not come to. Late copies of those would be right when it has.
 	strict bool
 	// huge lets stamps jump by days and years.
 	huge bool
@@ -250,6 +250,9 @@ func (g *generator) target() (x *naiveGroup, id queue.GroupID, epoch queue.Epoch
 		}
 	case 19:
 		id = 1 + queue.GroupID(g.intn("other group", int(g.n.nextGroup)-1))
+		if other := g.n.groups[id]; g.strict && other != nil {
+			x, epoch = other, other.info.Epoch
+		}
 	}
 	return x, id, epoch
 }

@@ -300,6 +300,10 @@ func (g *group) beginDead(ctx context.Context, addresses []queue.Address, n int,
 		if err := g.enter(); err != nil {
 			return false, err
 		}
+		if redrive && g.led != nil && g.led.doubtful {
+			g.renew()
+			return false, nil
+		}
 		return g.led != nil && !g.moving, nil
 	})
 	if err != nil {

@@ -105,6 +105,8 @@ func (s *fakeState) ack(c *queue.Ack, res *queue.Result) {
 				res.Acks = append(res.Acks, queue.AckAlready)
 			case s.messages[x] == nil:
 				res.Acks = append(res.Acks, queue.AckUnknown)
+			case g.dead[x] != nil && g.dead[x].ExportState >= queue.ExportExporting:
+				res.Acks = append(res.Acks, queue.AckDead)
 			default:
 				res.Acks = append(res.Acks, queue.AckDone)
 				g.finish(x)

@@ -72,6 +72,10 @@ type Ledger struct {
 	keyed bool
 	gone  bool // its epoch has ended
 
+	// doubtful: an ack that was refused for a dead letter may be applied yet, and would finish the message if it were redriven before.
+	// So no redrive begins under this epoch.
+	doubtful bool
+
 	tracked  map[queue.Address]*entry
 	chains   map[string]*chain
 	timed    entryHeap // by (not-before, address): heads of keys, retrying, given back

@@ -221,6 +221,47 @@ func TestPurge(t *testing.T) {
 	})
 }
 
+// A purge that is refused while its letter is being exported, and of which a copy is under way: that copy must not finish the message after
+// the export was taken back and the letter redriven.
+func TestLateCopyOfARefusedPurge(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		a := r.replicas[0]
+		r.create("g", a, queue.GroupConfig{})
+		r.send(2)
+		dead := get(t, k, ReceiveRequest{})
+		require.Equal(t, []code.Code{code.OK}, codes(t)(k.Reject(within(time.Second), "g", []RejectItem{{Receipt: dead[0].Receipt}})))
+		set := func(to queue.ExportState) { // as the outbox does, and nobody tells the ledger
+			a.state.mu.Lock()
+			defer a.state.mu.Unlock()
+			d := a.state.groups[worldGroup].dead[1]
+			d.Change, d.ExportState = d.Change+1, to
+		}
+		var late queue.Command
+		a.setFate(func(c queue.Command) fate {
+			if _, isAck := c.(*queue.Ack); !isAck || late != nil {
+				return fateCommit
+			}
+			late = c // it is on its way
+			set(queue.ExportExporting)
+			return fateLost
+		})
+		res, err := k.PurgeDead(within(time.Second), "g", []queue.Address{1}, 0)
+		require.NoError(t, err)
+		require.Equal(t, []DeadResult{{Address: 1, ItemResult: ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe}}}, res)
+		set(queue.ExportPending)
+		other := get(t, k, ReceiveRequest{})
+		require.Equal(t, []int{2}, bodies(other), "nobody is held up")
+
+		res, err = k.Redrive(within(10*time.Second), "g", []queue.Address{1}, 0)
+		require.NoError(t, err)
+		require.Equal(t, []DeadResult{{Address: 1, ItemResult: plain(code.OK)}}, res)
+		require.Equal(t, code.StaleOwner, (<-r.commit(late, a)).Code)
+		require.Equal(t, []int{1}, bodies(get(t, k, ReceiveRequest{Wait: 10 * time.Second})))
+		g, _ := a.state.Group(worldGroup)
+		require.Equal(t, queue.Epoch(2), g.Epoch)
+	})
+}
+
 // A key that stands still is remembered up to a bound; keys that were met before go on.
 func TestLookAheadIsBounded(t *testing.T) {
 	bubble(t, 1, queue.QueueOptions{Ordering: queue.OrderKey}, func(t *testing.T, r *fakeRaft, k *Keeper) {

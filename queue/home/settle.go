@@ -205,7 +205,7 @@ func (l *Ledger) answered(b *batch, res *queue.Result, now time.Duration, stamp 
 	for i, o := range b.ops {
 		var err error
 		if b.from == &l.acks {
-			l.acked(o, itemOr(res.Acks, i, queue.AckUnknown))
+			l.acked(o, itemOr(res.Acks, i, queue.AckUnknown), b.maybe)
 		} else {
 			err = l.expired(o, itemOr(res.Expires, i, queue.ExpireResult{}), b.maybe, now, stamp)
 		}
@@ -223,15 +223,20 @@ func itemOr[T any](items []T, i int, or T) T {
 	return or
 }
 
-// acked takes one address's outcome.
-func (l *Ledger) acked(o *op, s queue.AckState) {
+// acked takes one address's outcome; again says that an earlier copy of the command may be applied yet. A letter whose export had begun
+// when this copy was applied may be an ordinary one again when the earlier copy is, or even redriven: what the ack does is not known, and
+// nothing is redriven under this epoch any more (ADR 43).
+func (l *Ledger) acked(o *op, s queue.AckState, again bool) {
 	o.e.ack = nil
 	l.drop(o.e)
-	switch s {
-	case queue.AckDone, queue.AckAlready:
+	switch {
+	case s == queue.AckDone || s == queue.AckAlready:
 		l.counters.acked++
 		resolveAll(o.refs, plain(code.OK))
-	case queue.AckDead:
+	case s == queue.AckDead && again:
+		l.doubtful = true
+		resolveAll(o.refs, ItemResult{Code: code.QuorumLost, Effect: code.EffectMaybe})
+	case s == queue.AckDead:
 		resolveAll(o.refs, plain(code.DeadExporting))
 	default:
 		resolveAll(o.refs, plain(code.UnknownMessage))
