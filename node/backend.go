@@ -672,6 +672,9 @@ func (n *Node) Settle(ctx context.Context, r api.Settle) ([]api.SettleResult, er
 func settle(ctx context.Context, k *home.Keeper, r api.Settle) ([]home.ItemResult, error) {
 	switch r.Kind {
 	case api.SettleAck:
+		if r.Patient {
+			return k.AckPatiently(ctx, r.Group, r.Receipts)
+		}
 		return k.Ack(ctx, r.Group, r.Receipts)
 	case api.SettleRelease:
 		return k.Release(ctx, r.Group, r.Receipts)

@@ -218,6 +218,7 @@ type Settle struct {
 	Delay     *time.Duration
 	Reason    string
 	Lease     time.Duration
+	Patient   bool // of an ack: it may wait for others
 }
 
 // SettleResult answers one receipt: Err nil means OK.

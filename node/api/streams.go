@@ -526,7 +526,7 @@ func (c *consumer) settleResults(ctx context.Context, m *tierqv1.ConsumeSettle) 
 	if err := errors.Join(withinLease("settle.lease_ms", m.GetLeaseMs()), withinLease("settle.delay_ms", m.GetDelayMs())); err != nil {
 		return nil, err
 	}
-	r := Settle{Kind: kind, Queue: c.receive.Queue, Partition: c.receive.Partition, Group: c.receive.Group, Receipts: m.GetReceipts(), Reason: m.GetReason(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond}
+	r := Settle{Kind: kind, Queue: c.receive.Queue, Partition: c.receive.Partition, Group: c.receive.Group, Receipts: m.GetReceipts(), Reason: m.GetReason(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond, Patient: m.GetPatient()}
 	if m.DelayMs != nil {
 		d := time.Duration(m.GetDelayMs()) * time.Millisecond
 		r.Delay = &d

@@ -82,7 +82,7 @@ func (a *acker) send(js []*job) {
 	defer a.calls.Done()
 	ctx, cancel := context.WithTimeout(context.Background(), a.n.l.o.AckTimeout)
 	defer cancel()
-	rs, _ := a.n.settle(ctx, &settling{kind: "ack"}, receiptsOf(js))
+	rs, _ := a.n.settle(ctx, &settling{kind: "ack", patient: true}, receiptsOf(js))
 	a.n.l.settled(js, rs)
 	for range js {
 		<-a.room

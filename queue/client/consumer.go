@@ -136,6 +136,8 @@ type settling struct {
 	delay  time.Duration // nack: below 0, the group's backoff
 	reason string
 	lease  time.Duration
+	// patient: of an ack by a stream whose answer nobody waits for
+	patient bool
 }
 
 // repeats says that the call may be made again when its outcome is unknown.

@@ -144,7 +144,7 @@ func (s *session) settle(ctx context.Context, how *settling, receipts []string) 
 		defer s.mu.Unlock()
 		delete(s.pending, id)
 	}()
-	m := &tierqv1.ConsumeSettle{Id: id, Kind: how.kind, Receipts: receipts, DelayMs: how.delayMs(), Reason: how.reason, LeaseMs: wireMillis(how.lease)}
+	m := &tierqv1.ConsumeSettle{Id: id, Kind: how.kind, Receipts: receipts, DelayMs: how.delayMs(), Reason: how.reason, LeaseMs: wireMillis(how.lease), Patient: how.patient}
 	if !s.send(ctx, &tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: m}}) {
 		return nil, false
 	}

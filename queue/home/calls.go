@@ -21,8 +21,17 @@ const callTimeout = 30 * time.Second
 // by then are QuorumLost, Effect Maybe, and the home goes on until it is answered: until then the message gets no
 // new lease. The same ack may be sent again; it learns the outcome.
 func (k *Keeper) Ack(ctx context.Context, group string, receipts []string) ([]ItemResult, error) {
+	return k.ack(ctx, group, receipts, false)
+}
+
+// AckPatiently is Ack for callers of whom nobody waits for the answer: it may come up to ackPause later, with those of other acks.
+func (k *Keeper) AckPatiently(ctx context.Context, group string, receipts []string) ([]ItemResult, error) {
+	return k.ack(ctx, group, receipts, true)
+}
+
+func (k *Keeper) ack(ctx context.Context, group string, receipts []string, patient bool) ([]ItemResult, error) {
 	return k.settle(ctx, group, len(receipts), func(i int) string { return receipts[i] },
-		func(l *Ledger, r Receipt, by ref, at moment) (code.Code, error) { return l.ack(r, by, at.now) })
+		func(l *Ledger, r Receipt, by ref, at moment) (code.Code, error) { return l.ack(r, patient, by, at.now) })
 }
 
 // Nack gives messages back as failed: each comes again after the group's backoff or the item's delay, or is a dead

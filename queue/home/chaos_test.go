@@ -192,7 +192,11 @@ func (c *chaos) finish(k *Keeper, d Delivery, rng *rand.Rand) {
 			}
 		}
 	}
-	items, err := k.Ack(within(2*time.Second), "g", []string{d.Receipt})
+	ack := k.Ack
+	if rng.IntN(2) == 0 {
+		ack = k.AckPatiently
+	}
+	items, err := ack(within(2*time.Second), "g", []string{d.Receipt})
 	if err == nil && items[0].Code == code.OK {
 		c.mu.Lock()
 		c.done[d.Message.Address] = true

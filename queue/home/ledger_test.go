@@ -357,7 +357,7 @@ func (w *ledgerWorld) actions() map[string]func(*rapid.T) {
 		for i := range 3 {
 			acts[fmt.Sprint("ack ", i)] = step(func() {
 				w.settleOne("ack", func(r Receipt, by ref) code.Code {
-					c, err := w.led.ack(r, by, w.now)
+					c, err := w.led.ack(r, i > 0, by, w.now)
 					require.NoError(w.t, err)
 					return c
 				})
@@ -466,7 +466,7 @@ func (w *ledgerWorld) drain() {
 		}
 		for _, d := range w.receive("", 100, time.Minute) {
 			p := &pending{c: newCall(1), d: d, kind: "ack"}
-			c, err := w.led.ack(Receipt{Group: worldGroup, Lease: d.lease, Address: d.Message.Address}, ref{p.c, 0}, w.now)
+			c, err := w.led.ack(Receipt{Group: worldGroup, Lease: d.lease, Address: d.Message.Address}, false, ref{p.c, 0}, w.now)
 			require.NoError(w.t, err)
 			require.Zero(w.t, c)
 			w.calls = append(w.calls, p)

@@ -1,6 +1,8 @@
 package home
 
 import (
+	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -219,6 +221,70 @@ func TestPurge(t *testing.T) {
 		require.Empty(t, get(t, k, ReceiveRequest{Max: 10, Wait: time.Second}))
 		require.Equal(t, 1, k.Stats()[0].Leased, "the purged ones are held no more")
 	})
+}
+
+// Patient acks go at once after a pause, then together; one whose caller waits takes the others along, and so does a whole command's worth. What
+// others wait for is not held up: the next message of a key, and room below a limit.
+func TestPatientAcks(t *testing.T) {
+	for name, c := range map[string]struct {
+		options queue.QueueOptions
+		config  queue.GroupConfig
+		waits   bool
+	}{
+		"plain":            {waits: true},
+		"key order":        {options: queue.QueueOptions{Ordering: queue.OrderKey}},
+		"consumer's limit": {config: queue.GroupConfig{MaxInFlightPerConsumer: 1000}},
+		"group's limit":    {config: queue.GroupConfig{MaxInFlight: 1000}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, 1, c.options, func(t *testing.T, r *fakeRaft, k *Keeper) {
+				c.config.EnsureDefaults()
+				r.create("g", r.replicas[0], c.config)
+				r.send(600)
+				rs := receipts(get(t, k, ReceiveRequest{Max: 600})...)
+				pass(ackPause)
+				begun := len(r.replicas[0].commands())
+				var wg sync.WaitGroup
+				send := func(f func(context.Context, string, []string) ([]ItemResult, error), n int) {
+					part := rs[:n]
+					rs = rs[n:]
+					wg.Go(func() { require.NotContains(t, codes(t)(f(within(time.Second), "g", part)), code.UnknownDelivery) })
+					synctest.Wait()
+				}
+				acks := func() (sizes []int) {
+					for _, c := range r.replicas[0].commands()[begun:] {
+						n := 0
+						for _, x := range c.(*queue.Ack).Ranges {
+							n += int(x.Last-x.First) + 1
+						}
+						sizes = append(sizes, n)
+					}
+					return sizes
+				}
+				send(k.AckPatiently, 1)
+				require.Equal(t, []int{1}, acks(), "nothing was acked of late")
+				pass(2 * time.Millisecond)
+				send(k.AckPatiently, 2)
+				if !c.waits {
+					require.Equal(t, []int{1, 2}, acks())
+					wg.Wait()
+					return
+				}
+				send(k.AckPatiently, 40)
+				require.Equal(t, []int{1}, acks())
+				pass(ackPause)
+				synctest.Wait()
+				require.Equal(t, []int{1, 42}, acks())
+				pass(2 * time.Millisecond)
+				send(k.AckPatiently, 2)
+				send(k.Ack, 1)
+				require.Equal(t, []int{1, 42, 3}, acks(), "somebody waits, and nothing is in flight")
+				send(k.AckPatiently, ackCount)
+				require.Equal(t, []int{1, 42, 3, ackCount}, acks())
+				wg.Wait()
+			})
+		})
+	}
 }
 
 // A purge that is refused while its letter is being exported, and of which a copy is under way: that copy must not finish the message after

@@ -16,6 +16,10 @@ const (
 	// batchDelay and batchCount are when what waits is proposed beside what is in flight, whichever comes first.
 	batchDelay = 20 * time.Millisecond
 	batchCount = 32
+	// ackPause is how long patient acks wait after the last command of acks for others, unless so many wait. A command costs a
+	// group of three hosts as much as hundreds of acks.
+	ackPause = 10 * time.Millisecond
+	ackCount = 512
 	// maxPipeline bounds the commands of one kind that a group has in flight: behind a slow quorum the next ones
 	// grow instead.
 	maxPipeline = 16
@@ -113,19 +117,22 @@ type batch struct {
 }
 
 // batcher gathers the acks, or the Expire entries, of one group into commands: at once when nothing is in flight,
-// else with the next, never later than batchDelay or batchCount.
+// else with the next, never later than batchDelay or batchCount. While all that waits is patient, ackPause and ackCount hold instead.
 type batcher struct {
 	waiting  []*op
+	hurry    bool          // not all of waiting is patient
+	taken    time.Duration // when the last command was made
 	since    time.Duration // when the first of waiting came
 	inFlight int
 	hold     time.Duration // not before this: the last attempt could not be queued
 	pause    time.Duration // how long the last hold was
 }
 
-func (b *batcher) add(o *op, now time.Duration) {
+func (b *batcher) add(o *op, patient bool, now time.Duration) {
 	if len(b.waiting) == 0 {
-		b.since = now
+		b.since, b.hurry = now, false
 	}
+	b.hurry = b.hurry || !patient
 	b.waiting = append(b.waiting, o)
 }
 
@@ -134,6 +141,8 @@ func (b *batcher) due() time.Duration {
 	switch {
 	case len(b.waiting) == 0 || b.inFlight >= maxPipeline:
 		return never
+	case !b.hurry && len(b.waiting) < ackCount:
+		return max(b.taken+ackPause, b.hold)
 	case b.inFlight == 0:
 		return b.hold
 	case len(b.waiting) >= batchCount:
@@ -162,6 +171,7 @@ func (b *batcher) take(now time.Duration) *batch {
 		return nil
 	}
 	b.inFlight++
+	b.taken = now
 	return n
 }
 
@@ -178,7 +188,7 @@ func (b *batcher) unqueued(n *batch, now time.Duration) {
 		o.batch = nil
 	}
 	b.waiting = append(n.ops, b.waiting...)
-	b.since = now
+	b.since, b.hurry = now, true
 	b.rest(now)
 }
 

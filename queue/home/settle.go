@@ -31,7 +31,9 @@ func (l *Ledger) leasedBy(r Receipt) (*entry, code.Code) {
 // ack finishes a message. A lease that ran out is honoured while nobody has had the message since and it is not
 // dead; while its failure is being recorded the ack waits for that. An ack of what this group has finished already
 // is OK: a repeated call after an unknown outcome must learn that it took effect.
-func (l *Ledger) ack(r Receipt, by ref, now time.Duration) (code.Code, error) {
+//
+// A patient ack may wait for others, unless what it finishes has others wait: the next message of its key, or a place below a limit.
+func (l *Ledger) ack(r Receipt, patient bool, by ref, now time.Duration) (code.Code, error) {
 	e, c := l.leasedBy(r)
 	switch {
 	case c == code.UnknownDelivery:
@@ -48,7 +50,8 @@ func (l *Ledger) ack(r Receipt, by ref, now time.Duration) (code.Code, error) {
 	case e.exp != nil || e.then != nil && !e.then.extends:
 		return code.Skipped, nil
 	}
-	l.beginAck(e, now).join(by)
+	limited := l.cfg.MaxInFlightPerConsumer > 0 || 2*l.leased >= int(l.cfg.MaxInFlight)
+	l.beginAck(e, patient && !l.keyed && !limited, now).join(by)
 	return 0, nil
 }
 
@@ -65,7 +68,7 @@ func (l *Ledger) ackForgotten(r Receipt) (code.Code, error) {
 
 // beginAck makes the one unresolved ack of a message. From here on its lease does not run out. A record of the lease may
 // be under way beside it: the ack removes what that leaves.
-func (l *Ledger) beginAck(e *entry, now time.Duration) *op {
+func (l *Ledger) beginAck(e *entry, patient bool, now time.Duration) *op {
 	l.lift(e)
 	l.withdrawRecord(e)
 	if e.live {
@@ -73,7 +76,7 @@ func (l *Ledger) beginAck(e *entry, now time.Duration) *op {
 	}
 	o := &op{e: e, address: e.address}
 	e.ack = o
-	l.acks.add(o, now)
+	l.acks.add(o, patient, now)
 	return o
 }
 
@@ -170,7 +173,7 @@ func (l *Ledger) deadOp(d *queue.DeadLetter, redrive bool, by ref, now time.Dura
 	if redrive {
 		l.decide(e, queue.ExpireEntry{Kind: queue.ExpireRedrive}, now).join(by)
 	} else {
-		l.beginAck(e, now).join(by)
+		l.beginAck(e, false, now).join(by)
 	}
 	return true
 }
@@ -268,7 +271,7 @@ func (l *Ledger) expired(o *op, r queue.ExpireResult, again bool, now time.Durat
 	}
 	if postponed := o.expire.Kind == queue.ExpireDead && !r.Dead && r.Change == o.expire.Change; postponed && !ours && !r.Finished {
 		e.exp, o.batch = o, nil // the command had parked enough: propose it again
-		l.expires.add(o, now)
+		l.expires.add(o, false, now)
 		return nil
 	}
 	if !ours {
@@ -312,7 +315,7 @@ func (l *Ledger) failed(o *op, now time.Duration) {
 		e.forget()
 	}
 	if len(o.late) > 0 {
-		a := l.beginAck(e, now)
+		a := l.beginAck(e, false, now)
 		for _, r := range o.late {
 			a.join(r)
 		}

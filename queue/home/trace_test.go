@@ -392,7 +392,7 @@ func TestSilentDeathBesideTheOutbox(t *testing.T) {
 			r := Receipt{Group: worldGroup, Lease: ds[0].lease, Address: 1}
 			l.runOut(time.Second, stampZero+1000)
 			c, nacked := newCall(1), newCall(1)
-			got, err := l.ack(r, ref{c, 0}, time.Second)
+			got, err := l.ack(r, false, ref{c, 0}, time.Second)
 			require.NoError(t, err)
 			require.Zero(t, got)
 			l.tracked[1].exp.join(ref{nacked, 0})

@@ -4322,11 +4322,14 @@ type ConsumeSettle struct {
 	// Returned in the answer.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
 	// ack, nack, release, reject, extend.
-	Kind          string   `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
-	Receipts      []string `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
-	DelayMs       *uint64  `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
-	Reason        string   `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
-	LeaseMs       uint64   `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	Kind     string   `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	Receipts []string `protobuf:"bytes,3,rep,name=receipts,proto3" json:"receipts,omitempty"`
+	DelayMs  *uint64  `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
+	Reason   string   `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	LeaseMs  uint64   `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// Of an ack: nobody waits for the answer, so the home may let it wait for others, for up to 10 ms after those before. The window has
+	// room for the next messages all the same.
+	Patient       bool `protobuf:"varint,7,opt,name=patient,proto3" json:"patient,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4401,6 +4404,13 @@ func (x *ConsumeSettle) GetLeaseMs() uint64 {
 		return x.LeaseMs
 	}
 	return 0
+}
+
+func (x *ConsumeSettle) GetPatient() bool {
+	if x != nil {
+		return x.Patient
+	}
+	return false
 }
 
 // ConsumeWindow replaces the stream's window. 0 messages pause the stream. A smaller window takes nothing back.
@@ -9239,14 +9249,15 @@ const file_tierq_v1_tierq_proto_rawDesc = "" +
 	"\bhandlers\x18\b \x01(\rR\bhandlersB\v\n" +
 	"\t_lease_msB\f\n" +
 	"\n" +
-	"_partition\"\xaf\x01\n" +
+	"_partition\"\xc9\x01\n" +
 	"\rConsumeSettle\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x1a\n" +
 	"\breceipts\x18\x03 \x03(\tR\breceipts\x12\x1e\n" +
 	"\bdelay_ms\x18\x04 \x01(\x04H\x00R\adelayMs\x88\x01\x01\x12\x16\n" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x19\n" +
-	"\blease_ms\x18\x06 \x01(\x04R\aleaseMsB\v\n" +
+	"\blease_ms\x18\x06 \x01(\x04R\aleaseMs\x12\x18\n" +
+	"\apatient\x18\a \x01(\bR\apatientB\v\n" +
 	"\t_delay_ms\"Q\n" +
 	"\rConsumeWindow\x12\x1a\n" +
 	"\bmessages\x18\x01 \x01(\rR\bmessages\x12\x14\n" +
