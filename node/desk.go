@@ -73,8 +73,9 @@ type desk struct {
 	metrics *metrics
 	log     *zap.Logger
 
-	held       atomic.Int64 // bytes of publishes that wait for a leader
-	leaderless atomic.Int64 // by boot, ns: when a publish first found no leader since one was heard of; 0: there is one
+	hold       time.Duration // leaderHold, but in tests
+	held       atomic.Int64  // bytes of publishes that wait for a leader
+	leaderless atomic.Int64  // by boot, ns: when a publish first found no leader since one was heard of; 0: there is one
 	leadership leadership
 	level      *quorumLevel
 	lags       func() bool   // a full replica is behind; never nil
@@ -110,7 +111,7 @@ type deskOptions struct {
 func openDesk(o deskOptions) (*desk, error) {
 	d := &desk{
 		shard: o.Shard, self: o.Self, host: o.Host, reader: o.Reader, raft: o.Raft, fleet: o.Fleet, metrics: o.Metrics,
-		boot: o.Boot, tick: o.Tick, log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1), purging: make(chan struct{}, 1),
+		boot: o.Boot, hold: leaderHold, tick: o.Tick, log: o.Logger.With(zap.Uint64("shard", o.Shard)), wake: make(chan struct{}, 1), purging: make(chan struct{}, 1),
 	}
 	d.level, d.lags = o.Level, o.Lags
 	if d.level == nil {

@@ -55,9 +55,9 @@ func (d *desk) mayHold() time.Duration {
 	since := d.leaderless.Load()
 	if since == 0 || time.Duration(now-since) > leaderlessAgain {
 		d.leaderless.CompareAndSwap(since, max(now, 1))
-		return leaderHold
+		return d.hold
 	}
-	return leaderHold - time.Duration(now-since)
+	return d.hold - time.Duration(now-since)
 }
 
 func (d *desk) heardOfLeader() {

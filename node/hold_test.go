@@ -27,15 +27,17 @@ func TestPublishIsHeldForALeader(t *testing.T) {
 		_, err := other.Publish(ctx, api.Publish{Queue: "q", Publish: queue.Publish{Messages: []queue.Message{{Body: []byte("m")}}}})
 		return err
 	}
-	f.stop(int(leader.id) - 1)
-	f.eventually("its end is noticed", func() bool { return !other.Alive(leader.id) })
-	require.NoError(t, publish(60*time.Second))
-
-	f.stop(2) // the witness
-	f.eventually("nobody leads", func() bool { _, _, _, ok := other.raft.Leader(f.shard); return !ok })
 	other.mu.RLock()
 	d := other.desks[f.shard]
 	other.mu.RUnlock()
+	d.hold = time.Minute // an election takes as long as it takes
+	f.stop(int(leader.id) - 1)
+	f.eventually("its end is noticed", func() bool { return !other.Alive(leader.id) })
+	require.NoError(t, publish(60*time.Second))
+	d.hold = leaderHold
+
+	f.stop(2) // the witness
+	f.eventually("nobody leads", func() bool { _, _, _, ok := other.raft.Leader(f.shard); return !ok })
 	refused := make(chan error, 1)
 	go func() { refused <- publish(20 * time.Second) }()
 	f.eventually("a publish is held", func() bool { return d.held.Load() > 0 })
@@ -59,7 +61,7 @@ func TestPublishIsHeldForALeader(t *testing.T) {
 // TestMayHold: the time counts from the first publish that finds no leader, ends when one is heard of, and begins anew after a while.
 func TestMayHold(t *testing.T) {
 	now := 5 * time.Second
-	d := &desk{boot: func() time.Duration { return now }}
+	d := &desk{boot: func() time.Duration { return now }, hold: leaderHold}
 	require.Equal(t, leaderHold, d.mayHold())
 	now += leaderHold / 3
 	require.Equal(t, leaderHold*2/3, d.mayHold())
