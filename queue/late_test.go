@@ -21,7 +21,9 @@ import (
 //     its seq not below low, the copy is answered with the first address (G2). A message that was refused may be
 //     stored now: that is its first commit.
 //   - Ack, Expire, Group, Home: nothing changes that a reader can see, but the applied index and the clock. An ack that was
-//     refused for a dead letter in the middle of its export may finish it once that has begun anew: that is its first commit.
+//     refused for a dead letter in the middle of its export may finish it once that was taken back: that is its first commit,
+//     and its caller was told that the outcome is unknown. After a redrive of the letter a home lets no such copy be under way in that
+//     epoch (TestLateCopyOfARefusedPurge of queue/home), so none is made here.
 //   - Retention: what groups have finished, may receive, or have dead does not change, except for messages whose time
 //     to live is over. What everybody has finished may be deleted, and what somebody has not may be parked.
 //

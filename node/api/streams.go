@@ -486,11 +486,12 @@ func (c *consumer) read(ctx context.Context) error {
 			if req.GetSettle().GetKind() != "extend" {
 				c.free(req.GetSettle().GetReceipts())
 			}
+			hurry := len(slots) >= settlePipeline/2 // the next ones, windows and extends among them, must not wait for patient ones
 			slots <- struct{}{}
 			wg.Add(1)
 			go func() {
 				defer func() { <-slots; wg.Done() }()
-				c.settle(ctx, req.GetSettle())
+				c.settle(ctx, req.GetSettle(), hurry)
 			}()
 		default:
 			return code.New(code.InvalidArgument, "request: a stream is started once; then send settle, window or drain")
@@ -500,9 +501,9 @@ func (c *consumer) read(ctx context.Context) error {
 
 var settleKinds = map[string]SettleKind{"ack": SettleAck, "nack": SettleNack, "release": SettleRelease, "reject": SettleReject, "extend": SettleExtend}
 
-func (c *consumer) settle(ctx context.Context, m *tierqv1.ConsumeSettle) {
+func (c *consumer) settle(ctx context.Context, m *tierqv1.ConsumeSettle, hurry bool) {
 	out := &tierqv1.ConsumeSettled{Id: m.GetId()}
-	results, err := c.settleResults(ctx, m)
+	results, err := c.settleResults(ctx, m, hurry)
 	if err != nil { // the whole call was refused: so is every receipt
 		e := asCode(err)
 		results = make([]*tierqv1.SettleResult, len(m.GetReceipts()))
@@ -518,7 +519,7 @@ func (c *consumer) settle(ctx context.Context, m *tierqv1.ConsumeSettle) {
 	_ = c.send(&tierqv1.ConsumeResponse{Response: &tierqv1.ConsumeResponse_Settled{Settled: out}})
 }
 
-func (c *consumer) settleResults(ctx context.Context, m *tierqv1.ConsumeSettle) ([]*tierqv1.SettleResult, error) {
+func (c *consumer) settleResults(ctx context.Context, m *tierqv1.ConsumeSettle, hurry bool) ([]*tierqv1.SettleResult, error) {
 	kind, ok := settleKinds[m.GetKind()]
 	if !ok {
 		return nil, code.New(code.InvalidArgument, "settle.kind: %q: use ack, nack, release, reject or extend", m.GetKind())
@@ -526,7 +527,7 @@ func (c *consumer) settleResults(ctx context.Context, m *tierqv1.ConsumeSettle) 
 	if err := errors.Join(withinLease("settle.lease_ms", m.GetLeaseMs()), withinLease("settle.delay_ms", m.GetDelayMs())); err != nil {
 		return nil, err
 	}
-	r := Settle{Kind: kind, Queue: c.receive.Queue, Partition: c.receive.Partition, Group: c.receive.Group, Receipts: m.GetReceipts(), Reason: m.GetReason(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond, Patient: m.GetPatient()}
+	r := Settle{Kind: kind, Queue: c.receive.Queue, Partition: c.receive.Partition, Group: c.receive.Group, Receipts: m.GetReceipts(), Reason: m.GetReason(), Lease: time.Duration(m.GetLeaseMs()) * time.Millisecond, Patient: m.GetPatient() && !hurry}
 	if m.DelayMs != nil {
 		d := time.Duration(m.GetDelayMs()) * time.Millisecond
 		r.Delay = &d

@@ -268,7 +268,8 @@ func (c *call) abandon(res ItemResult) {
 // Redrive makes dead letters deliverable again, with attempts from 0: the named ones, or the first limit in address
 // order. The group's home must be here; a call waits for the home's epoch. OK is given after apply; UnknownMessage
 // says that the address is no dead letter, DeadExporting that it is on its way to the dead-letter queue. Nothing is begun, and Backpressure
-// told, while redriveAhead messages wait for consumers: the ledger knows each of them.
+// told, while redriveAhead messages wait for consumers: the ledger knows each of them. Behind a purge of unknown outcome that met an export
+// the home takes a new epoch first, as a planned move to itself.
 func (k *Keeper) Redrive(ctx context.Context, group string, addresses []queue.Address, limit int) ([]DeadResult, error) {
 	return k.deadLetters(ctx, group, addresses, limit, true)
 }
@@ -309,14 +310,16 @@ func (g *group) beginDead(ctx context.Context, addresses []queue.Address, n int,
 		if err := g.enter(); err != nil {
 			return false, err
 		}
-		if redrive && g.led != nil && g.led.doubtful {
-			g.renew()
-			return false, nil
-		}
 		return g.led != nil && !g.moving, nil
 	})
 	if err != nil {
 		return nil, nil, err
+	}
+	if redrive && g.led.doubtful {
+		if err := g.handOver(ctx, g.k.o.Self); err != nil { // whatever became of it, nothing was redriven
+			return nil, nil, &code.Error{Code: codeOf(err, code.Unavailable), Effect: code.EffectNone, Cause: err}
+		}
+		return g.beginDead(ctx, addresses, n, redrive)
 	}
 	if waiting := len(g.led.tracked) - g.led.leased; redrive && waiting+n > redriveAhead {
 		return nil, nil, &code.Error{Code: code.Backpressure, Effect: code.EffectNone, RetryAfterMs: 1000,

@@ -343,14 +343,6 @@ func (g *group) start(w *waiter, ds []Delivery) (served bool, again time.Duratio
 	return true, never
 }
 
-// renew ends deliveries under the present epoch and asks for a new one, which fences every command that is under way.
-func (g *group) renew() {
-	g.k.mu.Lock()
-	g.term.Stop(g.k.lease, g.k.o.Boot())
-	g.k.mu.Unlock()
-	g.pump()
-}
-
 // obtain asks for a new epoch of our own: Home(self -> self), whoever was home before.
 func (g *group) obtain() (again time.Duration) {
 	now := g.k.o.Boot()

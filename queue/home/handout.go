@@ -248,7 +248,7 @@ func (l *Ledger) begin(o *op, now time.Duration) {
 	} else {
 		o.e.exp = o
 	}
-	l.expires.add(o, false, now)
+	l.expires.add(o, now)
 }
 
 // messageBytes is what a message counts against a receive's bytes.

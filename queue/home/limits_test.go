@@ -281,10 +281,50 @@ func TestPatientAcks(t *testing.T) {
 				require.Equal(t, []int{1, 42, 3}, acks(), "somebody waits, and nothing is in flight")
 				send(k.AckPatiently, ackCount)
 				require.Equal(t, []int{1, 42, 3, ackCount}, acks())
+				pass(2 * time.Millisecond)
+
+				r.setDelay(100 * time.Millisecond)
+				send(k.Ack, 1)
+				send(k.AckPatiently, 1)
+				pass(batchDelay - time.Millisecond)
+				synctest.Wait()
+				require.Len(t, acks(), 5, "beside one that is in flight they wait as others do")
+				pass(time.Millisecond)
+				synctest.Wait()
+				require.Equal(t, []int{1, 1}, acks()[4:])
 				wg.Wait()
 			})
 		})
 	}
+}
+
+// A patient ack goes on when its caller is gone, and at once when somebody asks for it who waits.
+func TestPatientAcksGoOn(t *testing.T) {
+	bubble(t, 1, queue.QueueOptions{}, func(t *testing.T, r *fakeRaft, k *Keeper) {
+		r.create("g", r.replicas[0], queue.GroupConfig{LeaseMs: 2000})
+		r.send(3)
+		rs := receipts(get(t, k, ReceiveRequest{Max: 3})...)
+		pass(ackPause)
+		require.Equal(t, []code.Code{code.OK}, codes(t)(k.AckPatiently(within(time.Second), "g", rs[:1])))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		require.Equal(t, []code.Code{code.QuorumLost}, codes(t)(k.AckPatiently(ctx, "g", rs[1:2])))
+		pass(ackPause)
+		require.Equal(t, []code.Code{code.OK}, ack(t, k, rs[1]))
+		commands := len(r.replicas[0].commands())
+
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			require.Equal(t, []code.Code{code.OK}, codes(t)(k.AckPatiently(within(time.Second), "g", rs[2:])))
+		})
+		synctest.Wait()
+		require.Len(t, r.replicas[0].commands(), commands)
+		wg.Go(func() { require.Equal(t, []code.Code{code.OK}, ack(t, k, rs[2])) })
+		synctest.Wait()
+		require.Len(t, r.replicas[0].commands(), commands+1)
+		wg.Wait()
+		require.Empty(t, get(t, k, ReceiveRequest{Wait: 5 * time.Second}))
+	})
 }
 
 // A purge that is refused while its letter is being exported, and of which a copy is under way: that copy must not finish the message after
@@ -318,11 +358,21 @@ func TestLateCopyOfARefusedPurge(t *testing.T) {
 		other := get(t, k, ReceiveRequest{})
 		require.Equal(t, []int{2}, bodies(other), "nobody is held up")
 
-		res, err = k.Redrive(within(10*time.Second), "g", []queue.Address{1}, 0)
-		require.NoError(t, err)
-		require.Equal(t, []DeadResult{{Address: 1, ItemResult: plain(code.OK)}}, res)
+		var codes [3]code.Code
+		var wg sync.WaitGroup
+		for i := range codes {
+			wg.Go(func() {
+				res, err := k.Redrive(within(10*time.Second), "g", []queue.Address{1}, 0)
+				require.NoError(t, err)
+				codes[i] = res[0].Code
+			})
+		}
+		wg.Wait()
+		require.Contains(t, codes, code.OK)
 		require.Equal(t, code.StaleOwner, (<-r.commit(late, a)).Code)
-		require.Equal(t, []int{1}, bodies(get(t, k, ReceiveRequest{Wait: 10 * time.Second})))
+		again := get(t, k, ReceiveRequest{Max: 10})
+		require.Equal(t, []int{1}, bodies(again))
+		require.Equal(t, []code.Code{code.OK, code.OK}, ack(t, k, receipts(other[0], again[0])...), "what was leased stays so")
 		g, _ := a.state.Group(worldGroup)
 		require.Equal(t, queue.Epoch(2), g.Epoch)
 	})

@@ -45,8 +45,13 @@ func (k *Keeper) Move(ctx context.Context, group string, to queue.ReplicaID) err
 	case g.moving:
 		return code.New(code.MutationFenced, "group %q is being moved already", g.info.Name)
 	}
+	return g.handOver(ctx, to)
+}
+
+// handOver moves the group, to this replica too: it then has a new epoch, and is served at once. Called, and returns, with mu held.
+func (g *group) handOver(ctx context.Context, to queue.ReplicaID) error {
 	g.moving = true
-	err = g.move(ctx, to)
+	err := g.move(ctx, to)
 	g.moving = false
 	g.pump()
 	return err

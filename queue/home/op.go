@@ -16,8 +16,8 @@ const (
 	// batchDelay and batchCount are when what waits is proposed beside what is in flight, whichever comes first.
 	batchDelay = 20 * time.Millisecond
 	batchCount = 32
-	// ackPause is how long patient acks wait after the last command of acks for others, unless so many wait. A command costs a
-	// group of three hosts as much as hundreds of acks.
+	// ackPause is how long patient acks wait after the last command of acks for others, beside one that is in flight batchDelay, unless
+	// ackCount wait. A command costs a group of three hosts as much as hundreds of acks.
 	ackPause = 10 * time.Millisecond
 	ackCount = 512
 	// maxPipeline bounds the commands of one kind that a group has in flight: behind a slow quorum the next ones
@@ -36,6 +36,7 @@ type op struct {
 	expire   queue.ExpireEntry // Kind 0: an ack
 	runOut   bool              // decided by the ledger: the lease ran out
 	own      bool              // decided by the ledger: nobody needs to wait for it
+	patient  bool              // an ack that may wait for others, and goes on without its caller
 	canceled bool
 	extends  bool          // of a record: a consumer asked for it, at asked
 	deadline time.Duration // of a record: the lease's
@@ -117,7 +118,7 @@ type batch struct {
 }
 
 // batcher gathers the acks, or the Expire entries, of one group into commands: at once when nothing is in flight,
-// else with the next, never later than batchDelay or batchCount. While all that waits is patient, ackPause and ackCount hold instead.
+// else with the next, never later than batchDelay or batchCount. While all that waits is patient, not before ackPause or ackCount.
 type batcher struct {
 	waiting  []*op
 	hurry    bool          // not all of waiting is patient
@@ -128,11 +129,11 @@ type batcher struct {
 	pause    time.Duration // how long the last hold was
 }
 
-func (b *batcher) add(o *op, patient bool, now time.Duration) {
+func (b *batcher) add(o *op, now time.Duration) {
 	if len(b.waiting) == 0 {
 		b.since, b.hurry = now, false
 	}
-	b.hurry = b.hurry || !patient
+	b.hurry = b.hurry || !o.patient
 	b.waiting = append(b.waiting, o)
 }
 
@@ -141,11 +142,11 @@ func (b *batcher) due() time.Duration {
 	switch {
 	case len(b.waiting) == 0 || b.inFlight >= maxPipeline:
 		return never
-	case !b.hurry && len(b.waiting) < ackCount:
+	case b.inFlight == 0 && !b.hurry && len(b.waiting) < ackCount:
 		return max(b.taken+ackPause, b.hold)
 	case b.inFlight == 0:
 		return b.hold
-	case len(b.waiting) >= batchCount:
+	case len(b.waiting) >= ackCount || b.hurry && len(b.waiting) >= batchCount:
 		return max(b.since, b.hold)
 	}
 	return max(b.since+batchDelay, b.hold)

@@ -34,6 +34,7 @@ func (l *Ledger) leasedBy(r Receipt) (*entry, code.Code) {
 //
 // A patient ack may wait for others, unless what it finishes has others wait: the next message of its key, or a place below a limit.
 func (l *Ledger) ack(r Receipt, patient bool, by ref, now time.Duration) (code.Code, error) {
+	patient = patient && !l.keyed && l.cfg.MaxInFlightPerConsumer == 0 && 2*l.leased < int(l.cfg.MaxInFlight)
 	e, c := l.leasedBy(r)
 	switch {
 	case c == code.UnknownDelivery:
@@ -42,6 +43,7 @@ func (l *Ledger) ack(r Receipt, patient bool, by ref, now time.Duration) (code.C
 		return c, nil
 	case e.ack != nil:
 		e.ack.join(by)
+		l.acks.hurry = l.acks.hurry || !patient
 		return 0, nil
 	case e.exp != nil && e.exp.runOut:
 		e.exp.late = append(e.exp.late, by)
@@ -50,8 +52,7 @@ func (l *Ledger) ack(r Receipt, patient bool, by ref, now time.Duration) (code.C
 	case e.exp != nil || e.then != nil && !e.then.extends:
 		return code.Skipped, nil
 	}
-	limited := l.cfg.MaxInFlightPerConsumer > 0 || 2*l.leased >= int(l.cfg.MaxInFlight)
-	l.beginAck(e, patient && !l.keyed && !limited, now).join(by)
+	l.beginAck(e, patient, now).join(by)
 	return 0, nil
 }
 
@@ -74,9 +75,9 @@ func (l *Ledger) beginAck(e *entry, patient bool, now time.Duration) *op {
 	if e.live {
 		e.consumer.seen = max(e.consumer.seen, now)
 	}
-	o := &op{e: e, address: e.address}
+	o := &op{e: e, address: e.address, patient: patient}
 	e.ack = o
-	l.acks.add(o, patient, now)
+	l.acks.add(o, now)
 	return o
 }
 
@@ -271,7 +272,7 @@ func (l *Ledger) expired(o *op, r queue.ExpireResult, again bool, now time.Durat
 	}
 	if postponed := o.expire.Kind == queue.ExpireDead && !r.Dead && r.Change == o.expire.Change; postponed && !ours && !r.Finished {
 		e.exp, o.batch = o, nil // the command had parked enough: propose it again
-		l.expires.add(o, false, now)
+		l.expires.add(o, now)
 		return nil
 	}
 	if !ours {
@@ -398,7 +399,7 @@ func (l *Ledger) leave(c *call, now time.Duration, unknown, untried ItemResult) 
 			continue
 		}
 		late := slices.ContainsFunc(o.late, func(r ref) bool { return r.c == c && r.i == i })
-		if o.batch == nil || late {
+		if o.batch == nil && !o.patient || late {
 			ref{c, i}.resolve(untried)
 		} else {
 			ref{c, i}.resolve(unknown)
@@ -408,9 +409,9 @@ func (l *Ledger) leave(c *call, now time.Duration, unknown, untried ItemResult) 
 	}
 }
 
-// withdrawIdle takes back a waiting op that nobody waits for any more.
+// withdrawIdle takes back a waiting op that nobody waits for any more, unless nobody ever did.
 func (l *Ledger) withdrawIdle(o *op, now time.Duration) {
-	if o.batch == nil && !o.canceled && !o.runOut && !o.own && len(o.refs) == 0 {
+	if o.batch == nil && !o.canceled && !o.runOut && !o.own && !o.patient && len(o.refs) == 0 {
 		o.canceled = true
 		l.restore(o, now)
 	}

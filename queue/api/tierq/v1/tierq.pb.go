@@ -4327,8 +4327,8 @@ type ConsumeSettle struct {
 	DelayMs  *uint64  `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3,oneof" json:"delay_ms,omitempty"`
 	Reason   string   `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	LeaseMs  uint64   `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	// Of an ack: nobody waits for the answer, so the home may let it wait for others, for up to 10 ms after those before. The window has
-	// room for the next messages all the same.
+	// Of an ack: nobody waits for the answer, so the home may let it wait for others, for up to 10 ms after those before, or 20 ms
+	// while a command of acks is in flight. The window has room for the next messages all the same.
 	Patient       bool `protobuf:"varint,7,opt,name=patient,proto3" json:"patient,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
