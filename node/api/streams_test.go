@@ -296,6 +296,46 @@ func (l *lateSettle) Settle(ctx context.Context, r Settle) ([]SettleResult, erro
 	return l.shelf.Settle(ctx, r)
 }
 
+// heldSettle answers no settle before all are there.
+type heldSettle struct {
+	*shelf
+	came chan bool // each one's Patient
+	free chan struct{}
+}
+
+func (h *heldSettle) Settle(ctx context.Context, r Settle) ([]SettleResult, error) {
+	h.came <- r.Patient
+	<-h.free
+	return h.shelf.Settle(ctx, r)
+}
+
+// TestConsumePatience: a patient settle is one at the backend too, but no more of a stream than leave room for what comes behind them.
+func TestConsumePatience(t *testing.T) {
+	h := &heldSettle{newShelf(settlePipeline), make(chan bool, settlePipeline), make(chan struct{})}
+	stream := streamClient(t, Options{Backend: h}).Consume(t.Context())
+	require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Start{Start: &tierqv1.ConsumeStart{Queue: "q", WindowMessages: settlePipeline}}}))
+	var receipts []string
+	for len(receipts) < settlePipeline {
+		resp, err := stream.Receive()
+		require.NoError(t, err)
+		for _, m := range resp.GetMessages().GetMessages() {
+			receipts = append(receipts, m.GetReceipt())
+		}
+	}
+	for i, r := range receipts {
+		require.NoError(t, stream.Send(&tierqv1.ConsumeRequest{Request: &tierqv1.ConsumeRequest_Settle{Settle: &tierqv1.ConsumeSettle{Id: uint64(i), Kind: "ack", Receipts: []string{r}, Patient: i > 0}}}))
+	}
+	patient := 0
+	for range receipts {
+		if <-h.came {
+			patient++
+		}
+	}
+	close(h.free)
+	require.Equal(t, settlePipeline/2-1, patient, "the first does not say so")
+	require.NoError(t, errors.Join(stream.CloseRequest(), stream.CloseResponse()))
+}
+
 // TestConsumeEndsBesideSettles ends streams while their settles are in flight: those find the stream finished.
 func TestConsumeEndsBesideSettles(t *testing.T) {
 	for range 50 {
